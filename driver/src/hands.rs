@@ -1,0 +1,1 @@
+//! lvmd's client: how `driver node` reaches the one program that touches the node.
