@@ -23,7 +23,7 @@ pub mod kind {
     /// NodeStorage, by the node: an LVM command has not ended in its time.
     pub const LVM_BLOCKED: &str = "LvmBlocked";
 
-    /// DeviceClass and StorageCluster: something still stands in the way of the deletion.
+    /// Something still stands in the way of the deletion.
     pub const DELETION_BLOCKED: &str = "DeletionBlocked";
 }
 
@@ -32,6 +32,7 @@ pub mod reason {
     pub const AS_WANTED: &str = "AsWanted";
     pub const WORKING: &str = "Working";
     pub const PLAN_ONLY: &str = "PlanOnly";
+    pub const APPROVAL_NEEDED: &str = "ApprovalNeeded";
     pub const PAUSED: &str = "Paused";
     pub const LOOK_FAILED: &str = "LookFailed";
     pub const STEP_FAILED: &str = "StepFailed";
@@ -54,6 +55,8 @@ pub mod reason {
     pub const ROLLING_OUT: &str = "RollingOut";
     pub const NAME_TAKEN: &str = "NameTaken";
     pub const VOLUME_READY: &str = "VolumeReady";
+    /// Of a LogicalVolume: its group has not the bytes that are asked for.
+    pub const NO_SPACE: &str = "NoSpace";
     pub const CREATE_FAILED: &str = "CreateFailed";
     pub const EXPAND_FAILED: &str = "ExpandFailed";
     pub const DELETE_FAILED: &str = "DeleteFailed";

@@ -16,6 +16,7 @@ pub mod storage_cluster;
 
 pub mod device_class;
 
+pub mod device_id;
 pub mod node_storage;
 
 pub mod logical_volume;

@@ -56,6 +56,15 @@ pub mod parameter {
     pub const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
 }
 
+/// What CreateVolume writes into a PersistentVolume's attributes, so that its volume is staged without the API server.
+pub mod context {
+    pub const DEVICE_CLASS: &str = "stowage.dev/device-class";
+    /// As NodeStorage.spec.clusterID.
+    pub const CLUSTER_ID: &str = "stowage.dev/cluster-id";
+    /// What is made on it where the PersistentVolume itself names no filesystem.
+    pub const FS_TYPE: &str = "stowage.dev/fs-type";
+}
+
 /// Who owns which fields. Two writers never share a name.
 pub mod manager {
     pub const OPERATOR: &str = "stowage-operator";

@@ -7,7 +7,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    condition,
     device_class::DeviceClassSpec,
+    logical_volume::LogicalVolume,
     storage_cluster::{Discovery, ExecutionPolicy, Safety},
 };
 
@@ -58,6 +60,10 @@ pub struct NodeStorageSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 256)))]
     pub cleared: Vec<String>,
+    /// Moved by the operator when it needs to know what this node sees now: a complete look made for this generation of
+    /// the spec (`status.observedGeneration`) was made later than this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub look_after: Option<Time>,
     /// A person's word on single devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
@@ -71,6 +77,37 @@ pub struct NodeStorageSpec {
     /// A person's word on a node that is held back as lost (condition LossHeld) or whose disks are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<LostWord>,
+}
+
+impl NodeStorage {
+    /// Whether the operator has given `volume` up for good, so that its finalizer may be removed without the node:
+    /// either its node is lost and the grace is over, or the node came back and its look has not found the group that
+    /// the volume was in.
+    pub fn has_given_up(&self, volume: &LogicalVolume) -> bool {
+        let Some(status) = &self.status else { return false };
+        if volume.spec.node_name != self.spec.node_name {
+            return false;
+        }
+        let released = |kind| {
+            condition::find(&status.conditions, kind)
+                .is_some_and(|found| found.status == "True" && found.reason == condition::reason::RELEASED)
+        };
+        let lost = || released(condition::kind::NODE_LOST);
+        let disks_missing = || {
+            let group = volume.status.as_ref().and_then(|status| status.volume_group.as_ref());
+            released(condition::kind::DISKS_MISSING)
+                && self.was_looked_at()
+                && group.is_some_and(|group| status.volume_groups.iter().all(|found| found.uuid != group.uuid))
+        };
+        lost() || disks_missing()
+    }
+
+    /// Whether the status speaks of the Node object that the spec names: before, it may be that of a machine
+    /// which had the same name.
+    pub fn was_looked_at(&self) -> bool {
+        let agent = self.status.as_ref().and_then(|status| status.agent.as_ref());
+        agent.is_some_and(|agent| !agent.node_uid.is_empty() && agent.node_uid == self.spec.node_uid)
+    }
 }
 
 /// A DeviceClass as it is assigned to this node.
@@ -260,6 +297,12 @@ pub struct DeviceReason {
     pub message: String,
 }
 
+/// Whether a device's identity is unique in the world (a WWN, EUI-64, NGUID or NVMe UUID), so that two nodes that list
+/// it see one and the same device. A serial number or a place is not.
+pub fn identity_is_global(id: &str) -> bool {
+    ["wwn-0x", "nvme-eui.", "nvme-uuid.", "dm-uuid-mpath-"].iter().any(|global| id.starts_with(global))
+}
+
 /// Stable codes of [`DeviceReason`].
 pub mod device_reason {
     /// It carries a filesystem, RAID, LVM, LUKS or other signature.
@@ -296,6 +339,8 @@ pub mod device_reason {
     pub const NOT_CLEARED: &str = "NotCleared";
     /// Another device on this node has the same identity.
     pub const DUPLICATE_ID: &str = "DuplicateID";
+    /// It has neither a number of its own nor a stable path: after a reboot it could be taken for another.
+    pub const NO_IDENTITY: &str = "NoIdentity";
     /// The class has its number of devices, or its group is `Static`.
     pub const NOT_NEEDED: &str = "NotNeeded";
     /// There are fewer devices than the class's `min`.
@@ -414,4 +459,76 @@ pub struct Loss {
     /// When this NodeStorage will be deleted; absent while volumes are left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forget_at: Option<Time>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logical_volume::{LogicalVolumeSpec, LogicalVolumeStatus, VolumeGroupRef};
+
+    fn volume(group: Option<&str>) -> LogicalVolume {
+        let mut volume = LogicalVolume::new(
+            "pvc-1",
+            LogicalVolumeSpec {
+                node_name: "n1".into(),
+                device_class: "fast".into(),
+                size: 1,
+                access: Default::default(),
+                claim: None,
+                adopt: None,
+                discard: false,
+            },
+        );
+        volume.status = Some(LogicalVolumeStatus {
+            volume_group: group.map(|uuid| VolumeGroupRef { name: "g".into(), uuid: uuid.into() }),
+            ..Default::default()
+        });
+        volume
+    }
+
+    fn node(kind: &str, status: &str, reason: &str, groups: &[&str]) -> NodeStorage {
+        let mut node = NodeStorage::new(
+            "n1",
+            NodeStorageSpec { node_name: "n1".into(), node_uid: "new".into(), ..Default::default() },
+        );
+        node.status = Some(NodeStorageStatus {
+            agent: Some(Agent { node_uid: "new".into(), ..Default::default() }),
+            conditions: vec![condition::new(kind, status, reason, "", None)],
+            volume_groups: groups
+                .iter()
+                .map(|uuid| VolumeGroupStatus {
+                    class: "fast".into(),
+                    name: "g".into(),
+                    uuid: (*uuid).into(),
+                    size: 1,
+                    extent_size: 1,
+                    unmanaged: 0,
+                    reserve: 0,
+                    max_volume_size: 1,
+                    devices: 1,
+                    state: GroupState::Ready,
+                    last_error: None,
+                })
+                .collect(),
+            ..Default::default()
+        });
+        node
+    }
+
+    /// A7: what a machine of the same name holds says nothing of the old one's volumes until it was looked at.
+    #[test]
+    fn a_volume_is_given_up_only_by_a_released_condition() {
+        use condition::{kind::*, reason::*};
+        let here = &volume(Some("a"));
+        assert!(!node(NODE_LOST, "True", GRACE, &[]).has_given_up(here));
+        assert!(!node(NODE_LOST, "False", RELEASED, &[]).has_given_up(here));
+        assert!(node(NODE_LOST, "True", RELEASED, &[]).has_given_up(here));
+        assert!(node(NODE_LOST, "True", RELEASED, &[]).has_given_up(&volume(None)));
+        assert!(node(DISKS_MISSING, "True", RELEASED, &["b"]).has_given_up(here));
+        assert!(!node(DISKS_MISSING, "True", RELEASED, &["a"]).has_given_up(here));
+        assert!(!node(DISKS_MISSING, "True", RELEASED, &[]).has_given_up(&volume(None)));
+        let mut unseen = node(DISKS_MISSING, "True", RELEASED, &["b"]);
+        unseen.spec.node_uid = "newer".into();
+        assert!(!unseen.has_given_up(here));
+    }
 }
