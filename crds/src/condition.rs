@@ -23,6 +23,9 @@ pub mod kind {
     /// NodeStorage, by the node: an LVM command has not ended in its time.
     pub const LVM_BLOCKED: &str = "LvmBlocked";
 
+    /// DeviceClass: each of its `include` terms describes a device somewhere.
+    pub const TERMS_MATCHED: &str = "TermsMatched";
+
     /// Something still stands in the way of the deletion.
     pub const DELETION_BLOCKED: &str = "DeletionBlocked";
 }
@@ -49,6 +52,14 @@ pub mod reason {
     pub const NODE_DELETED: &str = "NodeDeleted";
     pub const GRACE: &str = "Grace";
     pub const RELEASED: &str = "Released";
+    /// DisksMissing: the node came back, and a look has not found the groups that its volumes are in.
+    pub const GROUPS_MISSING: &str = "GroupsMissing";
+    pub const NO_DEVICE_MATCHES: &str = "NoDeviceMatches";
+    pub const NO_NODE_MATCHES: &str = "NoNodeMatches";
+    pub const AGENTS_MISSING: &str = "AgentsMissing";
+    pub const CONTROLLER_NOT_READY: &str = "ControllerNotReady";
+    pub const APPLY_FAILED: &str = "ApplyFailed";
+    pub const SAME_GROUP: &str = "SameVolumeGroup";
     pub const TOO_MANY_LOST: &str = "TooManyLost";
     pub const NOT_HELD: &str = "NotHeld";
     pub const VOLUMES_LEFT: &str = "VolumesLeft";

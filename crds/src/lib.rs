@@ -16,7 +16,6 @@ pub mod storage_cluster;
 
 pub mod device_class;
 
-pub mod device_id;
 pub mod node_storage;
 
 pub mod logical_volume;
