@@ -23,6 +23,14 @@ pub fn only(uid: Option<String>, resource_version: Option<String>) -> DeletePara
     DeleteParams::default().preconditions(Preconditions { uid, resource_version })
 }
 
+/// An error in one line: what the API server said, or what went wrong on the way.
+pub fn why(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => runtime::chain(other),
+    }
+}
+
 /// Whether an error says that the object is not there (any more), or is another one by now.
 pub fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)

@@ -28,7 +28,7 @@ use serde_json::json;
 
 use crate::{
     Context,
-    apply::{Done, Keeper, gone, only, params},
+    apply::{Done, Keeper, gone, only, params, why},
     events::reason,
     objects::{self, Owned, storage_class},
     summary,
@@ -83,7 +83,7 @@ impl Pass<'_> {
         match answer {
             Ok(value) => Some(value),
             Err(error) => {
-                self.failed.push(format!("{what}: {}", runtime::chain(&error)));
+                self.failed.push(format!("{what}: {}", why(&error)));
                 None
             }
         }
@@ -91,22 +91,27 @@ impl Pass<'_> {
 
     async fn apply_objects(&mut self, cluster: &StorageCluster) {
         for owned in objects::all(&self.context.release, &cluster.spec) {
-            self.keep(&owned, cluster).await;
+            // What holds the node agents within their bounds comes first, and they do not run without it.
+            if !self.keep(&owned, cluster).await {
+                return;
+            }
         }
     }
 
-    async fn keep(&mut self, owned: &Owned, cluster: &StorageCluster) {
+    /// Whether the object is as it is wanted.
+    async fn keep(&mut self, owned: &Owned, cluster: &StorageCluster) -> bool {
         let there = self.context.world.metadata(&owned.resource.kind, &owned.name);
         let kept = self.keeper.keep(&self.context.client, owned, there.as_ref()).await;
-        let Some(done) = self.note(&format!("applying {}", owned.title()), kept) else { return };
+        let Some(done) = self.note(&format!("applying {}", owned.title()), kept) else { return false };
         let word = match done {
-            Done::Nothing => return,
+            Done::Nothing => return true,
             Done::Created => "created",
             Done::Changed => "changed",
         };
         self.context.metrics.writes.inc();
         let about = cluster.object_ref(&());
         self.context.events.normal(&about, reason::APPLIED, format!("{word} {}", owned.title())).await;
+        true
     }
 
     /// Makes, replaces and prunes StorageClasses. Without a StorageCluster none is wanted.

@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::{
     Context,
-    apply::{gone, only, params},
+    apply::{gone, only, params, why},
     assign, clear,
     events::reason,
     lost::{self, Lost, Policies},
@@ -146,7 +146,7 @@ impl Pass<'_> {
         match answer {
             Ok(value) => Some(value),
             Err(error) => {
-                self.failed.push(format!("{what}: {}", runtime::chain(&error)));
+                self.failed.push(format!("{what}: {}", why(&error)));
                 None
             }
         }
@@ -230,13 +230,17 @@ impl Pass<'_> {
     }
 
     async fn write_status(&mut self, storage: &NodeStorage, told: &Told) -> bool {
-        let said = json!({
+        let mut said = json!({
             "apiVersion": NodeStorage::api_version(&()),
             "kind": NodeStorage::kind(&()),
             // The same object, not one that was made anew under its name.
             "metadata": { "uid": storage.uid() },
-            "status": { "conditions": told.conditions, "loss": told.loss },
+            "status": { "conditions": told.conditions },
         });
+        // Left out, not null: what is left out is given up, and vanishes.
+        if let Some(loss) = &told.loss {
+            said["status"]["loss"] = json!(loss);
+        }
         let api = Api::<NodeStorage>::all(self.context.client.clone());
         let answer = api.patch_status(&storage.name_any(), &params(), &Patch::Apply(&said)).await;
         let Some(written) = self.note(&format!("the status of NodeStorage {}", storage.name_any()), answer) else {
@@ -409,7 +413,7 @@ impl Pass<'_> {
         let said = json!({
             "apiVersion": NodeStorage::api_version(&()),
             "kind": NodeStorage::kind(&()),
-            "metadata": { "labels": { names::label::MANAGED_BY: names::label::OWNED_BY_OPERATOR } },
+            "metadata": { "name": name, "labels": { names::label::MANAGED_BY: names::label::OWNED_BY_OPERATOR } },
             "spec": wanted,
         });
         let api = Api::<NodeStorage>::all(self.context.client.clone());

@@ -72,8 +72,8 @@ fn node_scope(namespace: &str) -> Value {
                 "apiGroups": [names::GROUP],
                 "apiVersions": ["*"],
                 "operations": ["CREATE", "UPDATE", "DELETE"],
-                // A rule for a resource does not cover its subresources.
-                "resources": ["*", "*/*"],
+                // All resources and all their subresources: a rule for a resource does not cover these.
+                "resources": ["*/*"],
                 "scope": "*",
             }],
         },
@@ -89,7 +89,7 @@ fn node_scope(namespace: &str) -> Value {
             ),
             variable(
                 "what",
-                "request.resource.resource + (request.subResource == '' ? '' : '/' + request.subResource)",
+                "request.resource.resource + (has(request.subResource) ? '/' + request.subResource : '')",
             ),
             variable("update", "request.operation == 'UPDATE'"),
             variable("nodeStatus", "variables.update && variables.what == 'nodestorages/status'"),
