@@ -1,0 +1,261 @@
+//! A Kubernetes node: a machine with containerd and kubelet, joined to a control plane.
+
+mod state_disk;
+
+use std::{fs, ops::Deref, sync::PoisonError, time::Duration};
+
+use serde_json::json;
+
+use crate::{
+    control_plane::{ControlPlane, Timing},
+    disk::Disk,
+    error::{Context, Error, Result, Tail},
+    guest::Guest,
+    guest_image::{GuestImage, NodePrograms},
+    image::StowageImage,
+    network::{self, HOST, Place},
+    pki::Pki,
+    progress::say,
+    qemu::{Format, Machine, Network},
+    run::Run,
+    scope::Scope,
+};
+
+/// With both processors busy, a node was seen to need a minute.
+const READY: Duration = Duration::from_secs(240);
+const START: &str = "sh /opt/rig/start.sh";
+const SOCKET: &str = "/run/containerd/containerd.sock";
+
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    pub memory_mib: u32,
+    pub disks: Vec<Disk>,
+    /// Loaded before the node is Ready.
+    pub stowage: Option<StowageImage>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self { memory_mib: 768, disks: Vec::new(), stowage: None }
+    }
+}
+
+/// Everything that a [`Guest`] can do, and Kubernetes on it.
+pub struct Node {
+    guest: Guest,
+    number: u8,
+    timing: Timing,
+    pki: Pki,
+}
+
+impl Deref for Node {
+    type Target = Guest;
+
+    fn deref(&self) -> &Guest {
+        &self.guest
+    }
+}
+
+impl Node {
+    pub(crate) fn join(cluster: &ControlPlane, name: &str, options: &NodeOptions) -> Result<Self> {
+        let image = GuestImage::ensure()?;
+        let programs = NodePrograms::ensure(&cluster.parts)?;
+        let base = state_disk::ensure(&cluster.parts, &image, &programs)?;
+        let scope = &cluster.scope;
+        let (guest, number) = {
+            let _turn = cluster.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let number =
+                u8::try_from(scope.guests().len() + 1).map_err(|err| Error::unexpected("a node's number", err))?;
+            let mut machine = Machine::new(name, options.memory_mib, &image);
+            machine.read_only.push(("rignode".to_owned(), programs.disk()));
+            let state = scope.folder().join(name).join("state.disk");
+            machine.state = Some((state.clone(), Format::Qcow2));
+            let Place { tap, mac, .. } = Place::of(number);
+            machine.network = Some(Network { namespace: scope.network(), tap, mac });
+            network::add_node(scope, number)?;
+            let guest = Guest::make(scope, machine, &options.disks)?;
+            let overlay = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+            Run::new("qemu-img").args(overlay).arg(&base).arg(&state).check()?;
+            (guest, number)
+        };
+        cluster.pki.certificate(
+            name,
+            &format!("/O=system:nodes/CN=system:node:{name}"),
+            &alternatives(name, number),
+        )?;
+        let node = Self { guest, number, timing: cluster.timing, pki: cluster.pki.clone() };
+        node.guest.power_on()?;
+        node.come_up(options.stowage.as_ref())?;
+        node.wait_ready(cluster)?;
+        Ok(node)
+    }
+
+    pub(crate) fn attach(cluster: &ControlPlane, name: &str) -> Result<Self> {
+        let guest = Guest::attach(&cluster.scope, name)?;
+        let number = guest.number().ok_or_else(|| Error::unexpected(name, "it has no network"))?;
+        Ok(Self { guest, number, timing: cluster.timing, pki: cluster.pki.clone() })
+    }
+
+    /// Starts a node that was cut off; its Node object comes back by itself.
+    pub fn start_again(&self) -> Result<()> {
+        self.guest.power_cut()?;
+        self.guest.power_on()?;
+        self.come_up(None)
+    }
+
+    /// Waits until the Node is Ready; an error shows kubelet's last lines.
+    pub fn wait_ready(&self, cluster: &ControlPlane) -> Result<()> {
+        let seconds = READY.as_secs();
+        let name = self.name();
+        let wait =
+            cluster.try_kubectl(["wait", "--for=create", &format!("node/{name}"), &format!("--timeout={seconds}s")])?;
+        let wait = if wait.status.success() {
+            cluster.try_kubectl([
+                "wait",
+                "--for=condition=Ready",
+                &format!("node/{name}"),
+                &format!("--timeout={seconds}s"),
+            ])?
+        } else {
+            wait
+        };
+        if wait.status.success() {
+            say(format!("{name} is Ready"));
+            return Ok(());
+        }
+        let tail = Tail(vec![
+            ("kubectl".to_owned(), wait.stderr),
+            ("kubelet".to_owned(), self.log_tail("kubelet")),
+            ("containerd".to_owned(), self.log_tail("containerd")),
+            ("console".to_owned(), self.console_tail()),
+        ]);
+        Err(Error::TimedOut { what: format!("node {name} to be Ready"), seconds, tail })
+    }
+
+    /// Loads an image archive into the node's containerd.
+    pub fn load_image(&self, archive: impl AsRef<[u8]>) -> Result<()> {
+        let path = "/var/lib/rig/image.tar";
+        self.push(path, archive)?;
+        self.wait_for_containerd()?;
+        self.sh(&format!("/opt/rig/bin/ctr -n k8s.io images import --local {path} && rm {path}"))?;
+        Ok(())
+    }
+
+    /// Loads Stowage's image; only its programs are sent.
+    pub fn load_stowage(&self, image: &StowageImage) -> Result<()> {
+        let bytes = fs::read(&image.update).context(|| format!("reading {}", image.update.display()))?;
+        self.load_image(bytes)?;
+        say(format!("{} has Stowage's image", self.name()));
+        Ok(())
+    }
+
+    fn wait_for_containerd(&self) -> Result<()> {
+        let script = format!(
+            "for try in $(seq 1200); do [ -S {SOCKET} ] && exit; sleep 0.05; done; tail -n 25 /var/log/containerd.log; exit 1"
+        );
+        self.sh(&script).map(drop).context(|| format!("waiting for containerd on {}", self.name()))
+    }
+
+    /// From power on to kubelet's start.
+    fn come_up(&self, stowage: Option<&StowageImage>) -> Result<()> {
+        self.guest.wait()?;
+        say(format!("{} has booted", self.name()));
+        for (path, bytes) in self.files()? {
+            self.push(path, bytes)?;
+        }
+        let Place { address, .. } = Place::of(self.number);
+        let mount = "mkdir -p /opt/rig && mount -t erofs -o ro /dev/disk/by-id/virtio-rignode /opt/rig";
+        self.sh(&format!("{mount} && NODE={} IP={address} GATEWAY={HOST} {START}", self.name()))?;
+        match stowage {
+            Some(image) => self.load_stowage(image),
+            None => Ok(()),
+        }
+    }
+
+    fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let name = self.name();
+        let id = crate::cache::Inputs::default().text(name).key();
+        Ok(vec![
+            ("/etc/machine-id", format!("{id}{id}\n").into_bytes()),
+            ("/etc/kubernetes/ca.crt", self.pki.read("ca", "crt")?),
+            ("/etc/kubernetes/kubelet.crt", self.pki.read(name, "crt")?),
+            ("/etc/kubernetes/kubelet.key", self.pki.read(name, "key")?),
+            ("/etc/kubernetes/kubelet.conf", self.pki.kubeconfig(&format!("https://{HOST}"), name)?.into_bytes()),
+            ("/etc/kubernetes/kubelet.json", kubelet_configuration(self.timing).into_bytes()),
+            ("/etc/cni/net.d/10-rig.conflist", pod_network(self.number).into_bytes()),
+        ])
+    }
+}
+
+fn alternatives(name: &str, number: u8) -> String {
+    format!("DNS:{name},IP:{}", Place::of(number).address)
+}
+
+fn kubelet_configuration(timing: Timing) -> String {
+    let (lease, status) = match timing {
+        Timing::Default => (40, "10s"),
+        Timing::Fast => (4, "2s"),
+    };
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "cgroupDriver": "cgroupfs",
+        "failSwapOn": false,
+        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": false },
+            "x509": { "clientCAFile": "/etc/kubernetes/ca.crt" },
+        },
+        "authorization": { "mode": "AlwaysAllow" },
+        "tlsCertFile": "/etc/kubernetes/kubelet.crt",
+        "tlsPrivateKeyFile": "/etc/kubernetes/kubelet.key",
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "resolvConf": "",
+        "makeIPTablesUtilChains": false,
+        // Images come from nowhere: one that is removed can't be had again.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {
+            "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
+        },
+        "serializeImagePulls": false,
+        "nodeLeaseDurationSeconds": lease,
+        "nodeStatusUpdateFrequency": status,
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "localStorageCapacityIsolation": false,
+        "volumeStatsAggPeriod": "10s",
+        "enableProfilingHandler": false,
+        "maxPods": 30,
+    })
+    .to_string()
+}
+
+fn pod_network(number: u8) -> String {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "rig",
+        "plugins": [{
+            "type": "ptp",
+            "ipMasq": false,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": "/run/rig-pod-addresses",
+                "ranges": [[{ "subnet": Place::of(number).pods }]],
+                "routes": [{ "dst": "0.0.0.0/0" }],
+            },
+        }],
+    })
+    .to_string()
+}
+
+/// A machine that runs containerd and nothing else, to fill the disk that nodes start from.
+pub(crate) fn containerd_only(scope: &std::sync::Arc<Scope>, machine: Machine) -> Result<Guest> {
+    let guest = Guest::make(scope, machine, &[])?;
+    guest.power_on()?;
+    guest.wait()?;
+    let mount = "mkdir -p /opt/rig && mount -t erofs -o ro /dev/disk/by-id/virtio-rignode /opt/rig";
+    guest.sh(&format!("{mount} && NODE=rig IP={HOST} GATEWAY={HOST} KUBELET=no {START}"))?;
+    Ok(guest)
+}
