@@ -36,13 +36,18 @@ pub fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
 }
 
-/// `Ok` also when the object was gone already.
-pub fn gone<T>(answer: Result<T, kube::Error>) -> Result<(), kube::Error> {
+/// Whether it was this call that changed the object: not when that is gone, or is another one by now.
+pub fn is_new<T>(answer: Result<T, kube::Error>) -> Result<bool, kube::Error> {
     match answer {
-        Ok(_) => Ok(()),
-        Err(error) if is_gone(&error) => Ok(()),
+        Ok(_) => Ok(true),
+        Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// `Ok` also when the object was gone already.
+pub fn gone<T>(answer: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    is_new(answer).map(|_| ())
 }
 
 /// Keeps objects as they are wanted: applies one when it was not yet, when what is wanted changed, or when somebody else

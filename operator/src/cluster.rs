@@ -110,7 +110,7 @@ impl Pass<'_> {
         };
         self.context.metrics.writes.inc();
         let about = cluster.object_ref(&());
-        self.context.events.normal(&about, reason::APPLIED, format!("{word} {}", owned.title())).await;
+        self.context.events.normal(&about, reason::APPLIED, &owned.title(), format!("{word} {}", owned.title())).await;
         true
     }
 
@@ -141,7 +141,7 @@ impl Pass<'_> {
             if self.note(&format!("deleting StorageClass {name}"), deleted).is_some() {
                 self.context.metrics.writes.inc();
                 let word = if plan.prune.contains(&name) { reason::PRUNED } else { reason::REPLACED };
-                self.context.events.normal(&about, word, format!("deleted StorageClass {name}: {why}")).await;
+                self.context.events.normal(&about, word, &name, format!("deleted StorageClass {name}: {why}")).await;
             }
         }
         if let Some(cluster) = cluster {
@@ -260,7 +260,7 @@ impl Pass<'_> {
         }
         if done {
             let note = "everything that the operator made is deleted; volume groups stay on the disks";
-            self.context.events.normal(&cluster.object_ref(&()), reason::REMOVED, note).await;
+            self.context.events.normal(&cluster.object_ref(&()), reason::REMOVED, "TearDown", note).await;
             self.let_go(cluster).await;
         }
     }
@@ -329,9 +329,12 @@ impl Pass<'_> {
                 continue;
             }
             if new.status == "True" {
-                self.context.events.warning(about, &new.reason, new.message.clone()).await;
+                self.context.events.warning(about, &new.reason, kind, new.message.clone()).await;
             } else {
-                self.context.events.normal(about, &new.reason, format!("no longer {kind}: {}", new.message)).await;
+                self.context
+                    .events
+                    .normal(about, &new.reason, kind, format!("no longer {kind}: {}", new.message))
+                    .await;
             }
         }
     }

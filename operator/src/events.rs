@@ -36,16 +36,17 @@ impl Events {
         Self { recorder: Recorder::new(client, reporter) }
     }
 
-    pub async fn normal(&self, about: &ObjectReference, reason: &str, note: impl Into<String>) {
-        self.send(EventType::Normal, about, reason, note.into()).await;
+    /// `action` tells Events of one reason on one object apart: of two that agree in all three only the first is kept.
+    pub async fn normal(&self, about: &ObjectReference, reason: &str, action: &str, note: impl Into<String>) {
+        self.send(EventType::Normal, about, reason, action, note.into()).await;
     }
 
-    pub async fn warning(&self, about: &ObjectReference, reason: &str, note: impl Into<String>) {
-        self.send(EventType::Warning, about, reason, note.into()).await;
+    pub async fn warning(&self, about: &ObjectReference, reason: &str, action: &str, note: impl Into<String>) {
+        self.send(EventType::Warning, about, reason, action, note.into()).await;
     }
 
     /// An Event that can not be written is no reason to stop.
-    async fn send(&self, type_: EventType, about: &ObjectReference, reason: &str, mut note: String) {
+    async fn send(&self, type_: EventType, about: &ObjectReference, reason: &str, action: &str, mut note: String) {
         tracing::info!(
             kind = about.kind.as_deref().unwrap_or_default(),
             namespace = about.namespace.as_deref().unwrap_or_default(),
@@ -59,7 +60,7 @@ impl Events {
             note.truncate(end);
         }
         let event =
-            Event { type_, reason: reason.to_owned(), note: Some(note), action: reason.to_owned(), secondary: None };
+            Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
         if let Err(error) = self.recorder.publish(&event, about).await {
             tracing::warn!(error = runtime::chain(&error), reason, "writing an Event");
         }

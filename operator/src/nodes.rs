@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::{
     Context,
-    apply::{gone, only, params, why},
+    apply::{is_new, only, params, why},
     assign, clear,
     events::reason,
     lost::{self, Lost, Policies},
@@ -103,7 +103,8 @@ impl Pass<'_> {
         let verdicts = verdict::judge(&facts, cluster.spec.execution_policy, &cluster.spec.node_loss, now);
         self.count(&verdicts);
         for (name, (phase, verdict)) in &verdicts {
-            let ready = ready_agents.contains(name);
+            // The pod of a node that is gone looks Ready until it is collected.
+            let ready = ready_agents.contains(name) && facts[name].node != NodeNow::Absent;
             self.deal_with(&storages[name], &facts[name], (phase, verdict), ready, &volumes, &policies).await;
         }
         self.specs(&cluster, &nodes, &facts, &volumes).await;
@@ -268,9 +269,9 @@ impl Pass<'_> {
                 continue;
             }
             if new.status == "True" {
-                self.context.events.warning(&about, bad, new.message.clone()).await;
+                self.context.events.warning(&about, bad, &new.reason, new.message.clone()).await;
             } else if old.is_some() {
-                self.context.events.normal(&about, good, new.message.clone()).await;
+                self.context.events.normal(&about, good, &new.reason, new.message.clone()).await;
             }
         }
     }
@@ -287,11 +288,11 @@ impl Pass<'_> {
             return;
         }
         let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let deleted = gone(api.delete(&name, &only(storage.uid(), storage.resource_version())).await);
-        if self.note(&format!("deleting NodeStorage {name}"), deleted).is_some() {
+        let deleted = is_new(api.delete(&name, &only(storage.uid(), storage.resource_version())).await);
+        if self.note(&format!("deleting NodeStorage {name}"), deleted) == Some(true) {
             self.context.metrics.writes.inc();
             let note = "the node was lost, and no volume of it is left";
-            self.context.events.normal(&storage.object_ref(&()), reason::FORGOTTEN, note).await;
+            self.context.events.normal(&storage.object_ref(&()), reason::FORGOTTEN, "Delete", note).await;
         }
     }
 
@@ -300,11 +301,11 @@ impl Pass<'_> {
         let patch = json!({ "metadata": { "resourceVersion": storage.resource_version() }, "spec": { "lost": null } });
         let params = PatchParams { field_manager: Some(names::manager::OPERATOR.to_owned()), ..PatchParams::default() };
         let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let answer = gone(api.patch(&storage.name_any(), &params, &Patch::Merge(&patch)).await);
-        if self.note(&format!("spec.lost of NodeStorage {}", storage.name_any()), answer).is_some() {
+        let answer = is_new(api.patch(&storage.name_any(), &params, &Patch::Merge(&patch)).await);
+        if self.note(&format!("spec.lost of NodeStorage {}", storage.name_any()), answer) == Some(true) {
             self.context.metrics.writes.inc();
             let note = "spec.lost: Confirm was about a loss that is over, and is removed";
-            self.context.events.normal(&storage.object_ref(&()), reason::WORD_USED, note).await;
+            self.context.events.normal(&storage.object_ref(&()), reason::WORD_USED, "RemoveWord", note).await;
         }
     }
 
@@ -431,8 +432,8 @@ impl Pass<'_> {
             return;
         }
         let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let deleted = gone(api.delete(&name, &only(storage.uid(), None)).await);
-        if self.note(&format!("deleting NodeStorage {name}"), deleted).is_some() {
+        let deleted = is_new(api.delete(&name, &only(storage.uid(), None)).await);
+        if self.note(&format!("deleting NodeStorage {name}"), deleted) == Some(true) {
             self.context.metrics.writes.inc();
         }
     }

@@ -172,7 +172,7 @@ impl Round<'_> {
             deleted(read::title(&claim));
             let note =
                 format!("node {node}, which held its data, is lost; its StatefulSet makes it anew elsewhere, empty");
-            self.context.events.warning(&claim.object_ref(&()), reason::CLAIM_RELEASED, note).await;
+            self.context.events.warning(&claim.object_ref(&()), reason::CLAIM_RELEASED, "Delete", note).await;
         }
         Ok(Some(Going { namespace, name: claim.name_any(), uid: claim.uid() }))
     }
@@ -223,7 +223,7 @@ impl Round<'_> {
         gone(pods.delete(&pod.name_any(), &how).await)
             .map_err(|source| Error::Delete { what: format!("pod {}", pod.name_any()), source })?;
         let note = format!("node {node}, which held its data, is lost");
-        self.context.events.normal(&pod.object_ref(&()), reason::POD_RELEASED, note).await;
+        self.context.events.normal(&pod.object_ref(&()), reason::POD_RELEASED, "Delete", note).await;
         Ok(())
     }
 
@@ -274,7 +274,7 @@ impl Round<'_> {
             gone(pods.delete(&pod.name_any(), &only(pod.uid(), None)).await)
                 .map_err(|source| Error::Delete { what: format!("pod {}", pod.name_any()), source })?;
             let note = format!("its claim {} was on a lost node, and is made anew with it", claim.name);
-            self.context.events.normal(&pod.object_ref(&()), reason::POD_RELEASED, note).await;
+            self.context.events.normal(&pod.object_ref(&()), reason::POD_RELEASED, "Delete", note).await;
         }
         Ok(())
     }
