@@ -58,8 +58,8 @@ pub enum HandsError {
     /// lvmd's own words.
     #[error("{message}")]
     Said { call: Call, code: Code, message: String },
-    #[error("lvmd, the other container of this pod, can not be reached for {call}")]
-    Absent { call: Call, source: Status },
+    #[error("lvmd, the other container of this pod, can not be reached for {call}: {why}")]
+    Absent { call: Call, why: String },
     #[error("lvmd has not answered {call} within {limit:?}; it goes on with it")]
     Slow { call: Call, limit: Duration },
     #[error("writing what is wanted as JSON")]
@@ -70,9 +70,11 @@ pub enum HandsError {
 
 impl HandsError {
     fn new(call: Call, status: Status) -> Self {
-        // Only the transport's own failures have a source: an answer came over the wire without one.
-        if status.source().is_some() {
-            return Self::Absent { call, source: status };
+        // Only the transport's own failures have a source: an answer came over the wire without one. The first cause
+        // says all; what is above it is tonic's and hyper's words for "no connection".
+        let causes = std::iter::successors(status.source(), |cause| (*cause).source());
+        if let Some(first) = causes.last() {
+            return Self::Absent { call, why: first.to_string() };
         }
         Self::Said { call, code: status.code(), message: status.message().to_owned() }
     }

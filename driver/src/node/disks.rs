@@ -36,6 +36,10 @@ const MOST_RUNS: usize = 8;
 /// Between two looks that a device's change asked for.
 const SHORTEST_GAP: Duration = Duration::from_secs(1);
 
+/// An lvmd that starts beside this program, or restarts, is away for a few seconds: that is no news. With the waits
+/// below this is six seconds.
+const PATIENCE: u32 = 2;
+
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
@@ -152,7 +156,10 @@ impl Disks {
             let (info, report) = match self.look(&node.spec).await {
                 Ok(found) => found,
                 Err(error) => {
-                    self.publish_failure(node, &error).await?;
+                    let absent = matches!(error, HandsError::Absent { .. });
+                    if !absent || self.memory.rounds.failures() >= PATIENCE {
+                        self.publish_failure(node, &error).await?;
+                    }
                     return Err(error.into());
                 }
             };

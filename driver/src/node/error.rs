@@ -89,10 +89,7 @@ mod tests {
                 NodeError::Hands(HandsError::Slow { call: Call::Stage, limit: Duration::from_secs(1) }),
                 Code::DeadlineExceeded,
             ),
-            (
-                NodeError::Hands(HandsError::Absent { call: Call::Stage, source: Status::unavailable("") }),
-                Code::Unavailable,
-            ),
+            (NodeError::Hands(HandsError::Absent { call: Call::Stage, why: "refused".into() }), Code::Unavailable),
         ] {
             let text = error.to_string();
             let status = Status::from(error);

@@ -67,7 +67,7 @@ fn left(old: &Device, new: &Device) -> bool {
 }
 
 fn sentence(device: &Device) -> String {
-    let class = device.class.as_deref().map(|class| format!(" of class {class}")).unwrap_or_default();
+    let class = device.class.as_deref().map(|class| format!(" by class {class}")).unwrap_or_default();
     let reasons: Vec<_> = device.reasons.iter().map(|reason| format!("{}: {}", reason.code, reason.message)).collect();
     let state = match device.state {
         DeviceState::InUse => "is in use",

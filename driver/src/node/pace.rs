@@ -22,6 +22,11 @@ impl Pace {
         wait
     }
 
+    /// In a row.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }

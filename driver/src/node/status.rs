@@ -306,3 +306,7 @@ fn short(message: String) -> String {
         Some((end, _)) => format!("{}…", &message[..end]),
     }
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -78,6 +78,10 @@ pub fn next(volume: &LogicalVolume, node: &NodeStorage) -> Next {
             return Next::Settled;
         }
     }
+    if volume.spec.discard && lv_uuid.is_none() {
+        // The deletion that follows would remove what is made now.
+        return Next::Nothing;
+    }
     let asked = u64::try_from(volume.spec.size).unwrap_or(0);
     let has = status.and_then(|status| status.size).map_or(0, |size| u64::try_from(size).unwrap_or(0));
     if lv_uuid.is_some() && has >= asked {
@@ -256,3 +260,7 @@ fn say(
         condition::set(&mut status.conditions, condition, now);
     }
 }
+
+#[cfg(test)]
+#[path = "volume_tests.rs"]
+mod tests;
