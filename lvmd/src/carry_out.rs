@@ -89,7 +89,10 @@ async fn one<R: Run>(step: &Step, cluster: &ClusterId, deny: &[String], node: &N
     let begin = |source| StepError::Begin { step: step.to_string(), source };
     let begun = step.disks().iter().map(|disk| (disk.id(), disk.size()));
     node.looker.begun.write(begun).map_err(begin)?;
-    let outcome = node.run.run(argv).await;
+    let outcome = {
+        let _exclusive = node.looker.exclusive.lock().await;
+        node.run.run(argv).await
+    };
     settle(step, cluster, node, &held, &seen).await.map_err(|err| match (err, outcome) {
         // What LVM said explains what is missing.
         (StepError::NotDone { step, .. }, Err(source)) => StepError::Run { step, source },

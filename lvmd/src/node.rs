@@ -44,7 +44,12 @@ impl<R: Run> Node<R> {
     pub fn new(run: Arc<R>, kubelet_root: PathBuf, state: &std::path::Path) -> Self {
         Self {
             run,
-            looker: Looker { eyes: Eyes::default(), kubelet_root, begun: Begun::below(state) },
+            looker: Looker {
+                eyes: Eyes::default(),
+                kubelet_root,
+                begun: Begun::below(state),
+                exclusive: Arc::default(),
+            },
             turns: Turns::default(),
             asked: Asked::default(),
             known: Mutex::default(),

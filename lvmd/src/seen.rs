@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
+use tokio::sync::Mutex;
 
 use crate::{
     begun::Begun,
@@ -62,6 +63,9 @@ pub struct Looker {
     pub eyes: Eyes,
     pub kubelet_root: PathBuf,
     pub begun: Begun,
+    /// Whoever opens devices exclusively: a look, or a command that writes to one for the first time. Two of them at
+    /// once would each take a disk for in use because of the other.
+    pub exclusive: Arc<Mutex<()>>,
 }
 
 impl Looker {
@@ -70,6 +74,7 @@ impl Looker {
         let system = system::read(&Table::read()?, &self.kubelet_root).map_err(LookError::System)?;
         let disks = describe(&list(run).await?, &system);
         // Eight at a time: enough to hide a slow one, few enough for a controller with a hundred disks.
+        let exclusive = self.exclusive.lock().await;
         let disks = stream::iter(disks)
             .map(|mut disk| async {
                 if is_worth_a_look(&disk, deny) {
@@ -80,6 +85,8 @@ impl Looker {
             .buffered(8)
             .collect::<Vec<_>>()
             .await;
+        // Not held while LVM reports: each device above answers in its time, LVM may not.
+        drop(exclusive);
         self.with_groups(disks, run).await
     }
 
