@@ -17,6 +17,7 @@ use crate::storage_cluster::{DeletionPolicy, LossPolicy};
     version = "v1alpha1",
     kind = "DeviceClass",
     plural = "deviceclasses",
+    category = "stowage",
     shortname = "dcl",
     status = "DeviceClassStatus",
     derive = "PartialEq",

@@ -14,6 +14,7 @@ use crate::device_class::FilesystemType;
     version = "v1alpha1",
     kind = "LogicalVolume",
     plural = "logicalvolumes",
+    category = "stowage",
     shortname = "lvol",
     status = "LogicalVolumeStatus",
     derive = "PartialEq",

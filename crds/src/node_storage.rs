@@ -20,6 +20,7 @@ use crate::{
     version = "v1alpha1",
     kind = "NodeStorage",
     plural = "nodestorages",
+    category = "stowage",
     shortname = "nst",
     status = "NodeStorageStatus",
     derive = "PartialEq",
@@ -119,7 +120,7 @@ pub struct AssignedClass {
     pub name: String,
     /// The generation that was copied.
     pub generation: i64,
-    /// Its spec at that generation, see `kubectl explain deviceclass.spec`.
+    /// Its spec at that generation, see `kubectl explain dcl.spec`.
     #[schemars(schema_with = "copied")]
     pub spec: DeviceClassSpec,
 }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
     version = "v1alpha1",
     kind = "StorageCluster",
     plural = "storageclusters",
+    category = "stowage",
     shortname = "stc",
     status = "StorageClusterStatus",
     derive = "PartialEq",

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, bail};
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
 use serde_json::Value;
 
@@ -20,10 +20,23 @@ pub struct Api {
 }
 
 impl Api {
+    /// As the user that the file names.
     pub fn connect(kubeconfig: &Path) -> anyhow::Result<Self> {
+        Self::connect_as(Kubeconfig::read_from(kubeconfig)?)
+    }
+
+    /// As whoever the token belongs to.
+    pub fn connect_with_token(kubeconfig: &Path, token: &str) -> anyhow::Result<Self> {
+        let mut file = Kubeconfig::read_from(kubeconfig)?;
+        for user in &mut file.auth_infos {
+            user.auth_info = Some(AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() });
+        }
+        Self::connect_as(file)
+    }
+
+    fn connect_as(file: Kubeconfig) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let client = runtime.block_on(async {
-            let file = Kubeconfig::read_from(kubeconfig)?;
             let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
             anyhow::Ok(Client::try_from(config)?)
         });

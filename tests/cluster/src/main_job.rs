@@ -56,10 +56,7 @@ fn chapters(site: &mut Site, tell: &mut Tell) -> anyhow::Result<()> {
     for node in ["node1", "node2"] {
         group_is_made(site, tell, node)?;
     }
-    tell.shown(
-        "kubectl get storagecluster,deviceclass,nodestorage",
-        &site.kubectl(&["get", "storageclusters,deviceclasses,nodestorages"])?,
-    );
+    tell.shown("kubectl get stowage", &site.kubectl(&["get", "stowage"])?);
 
     tell.step("5. The scheduler knows what is free; a StatefulSet gets a volume that has a wall");
     capacity_is_true(site, tell, &["node1", "node2"])?;

@@ -207,11 +207,7 @@ impl Site {
             let _ = std::fs::write(folder.join(name), text);
         };
         let said = |result: anyhow::Result<String>| result.unwrap_or_else(|error| format!("{error:#}"));
-        for kinds in [
-            "pods,pvc,events",
-            "nodes,pv,storageclasses,csinodes",
-            "storageclusters,deviceclasses,nodestorages,logicalvolumes",
-        ] {
+        for kinds in ["pods,pvc,events", "nodes,pv,storageclasses,csinodes", "stowage"] {
             let text = said(self.kubectl(&["get", kinds, "-A", "-o", "wide"]));
             keep(&format!("{kinds}.txt"), text);
             keep(&format!("{kinds}.yaml"), said(self.kubectl(&["get", kinds, "-A", "-o", "yaml"])));
