@@ -25,10 +25,7 @@ pub fn only(uid: Option<String>, resource_version: Option<String>) -> DeletePara
 
 /// An error in one line: what the API server said, or what went wrong on the way.
 pub fn why(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => runtime::chain(other),
-    }
+    if let kube::Error::Api(status) = error { status.message.clone() } else { runtime::chain(error) }
 }
 
 /// Whether an error says that the object is not there (any more), or is another one by now.
