@@ -47,7 +47,7 @@ use crate::{
 const SOCKET_PACE: Duration = Duration::from_secs(10);
 
 /// Between two attempts at what is not there yet.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {

@@ -14,7 +14,7 @@ use kube::{
 };
 
 use super::{
-    news::{self, News},
+    news::{self, Level, News},
     status,
 };
 
@@ -119,12 +119,16 @@ impl Publisher {
     }
 
     /// An Event that can not be written is lost: the status says the same.
-    async fn tell(&self, node: &NodeStorage, News { warning, reason, note }: News) {
+    async fn tell(&self, node: &NodeStorage, News { level, reason, subject, note }: News) {
         let event = Event {
-            type_: if warning { EventType::Warning } else { EventType::Normal },
+            type_: match level {
+                Level::Normal => EventType::Normal,
+                Level::Warning => EventType::Warning,
+            },
             reason: reason.to_owned(),
             note: Some(note),
-            action: reason.to_owned(),
+            // The recorder tells events apart by this, not by the note.
+            action: subject,
             secondary: None,
         };
         let regarding: ObjectReference = node.object_ref(&());

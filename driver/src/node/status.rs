@@ -180,9 +180,9 @@ fn conditions(look: &Look<'_>) -> Vec<Condition> {
     } else {
         ("False", reason::TOOLS_MISSING, missing.join("; "))
     };
-    let blocked = match look.blocked {
+    let blocked = match look.blocked.map(str::to_owned).or_else(|| overdue(look.info)) {
         None => ("False", reason::AS_WANTED, "LVM commands end in their time".to_owned()),
-        Some(message) => ("True", reason::LVM_SLOW, message.to_owned()),
+        Some(message) => ("True", reason::LVM_SLOW, message),
     };
     let of_state = |is: bool| (condition::status(is), state.reason, state.message.clone());
     [
@@ -194,6 +194,12 @@ fn conditions(look: &Look<'_>) -> Vec<Condition> {
     ]
     .map(|(kind, (status, reason, message))| condition::new(kind, status, reason, short(message), look.generation))
     .into()
+}
+
+/// What lvmd has been at for too long. Without for how long: each look would be news.
+fn overdue(info: &InfoResponse) -> Option<String> {
+    let what = info.overdue.split(" has run for ").next().filter(|what| !what.is_empty())?;
+    Some(format!("{what} takes longer than it should: if it lasts, look for a failing device in the node's kernel log"))
 }
 
 /// The one thing that stands first on this node.

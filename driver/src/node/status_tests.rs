@@ -206,20 +206,23 @@ fn a_step_that_failed_or_hangs_stands_before_all_else() {
 }
 
 #[test]
-fn missing_tools_are_named() {
-    let (spec, volumes, report) = (spec(ExecutionPolicy::Enforce), BTreeSet::new(), quiet());
-    let info = InfoResponse { missing: vec!["no dm-thin-pool: load it".into()], ..info() };
-    let look = Look {
-        spec: &spec,
-        generation: None,
-        info: &info,
-        report: &report,
-        volumes: &volumes,
-        step_failed: None,
-        blocked: None,
+fn what_lvmd_says_of_itself_is_a_condition() {
+    let with = |old: &NodeStorageStatus, info: &InfoResponse, second| {
+        let (spec, volumes, report) = (spec(ExecutionPolicy::Enforce), BTreeSet::new(), quiet());
+        let (generation, step_failed, blocked) = (None, None, None);
+        let look = Look { spec: &spec, generation, info, report: &report, volumes: &volumes, step_failed, blocked };
+        after_look(old, &look, at(second))
     };
-    let status = after_look(&NodeStorageStatus::default(), &look, at(1));
-    assert_eq!(said(&status, kind::PREREQUISITES), words("False", reason::TOOLS_MISSING));
+    let old = NodeStorageStatus::default();
+    let missing = with(&old, &InfoResponse { missing: vec!["no mkfs.xfs".into()], ..info() }, 1);
+    assert_eq!(said(&missing, kind::PREREQUISITES), words("False", reason::TOOLS_MISSING));
+
+    let slow = |seconds| InfoResponse { overdue: format!("staging volume a has run for {seconds} s"), ..info() };
+    let first = with(&old, &slow(130), 1);
+    assert_eq!(said(&first, kind::LVM_BLOCKED), words("True", reason::LVM_SLOW));
+    // A long mkfs is no reason to take the node for broken.
+    assert_eq!(said(&first, kind::READY), words("True", reason::AS_WANTED));
+    assert_eq!(with(&first, &slow(190), 60), first);
 }
 
 #[test]

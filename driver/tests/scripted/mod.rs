@@ -204,7 +204,7 @@ impl Lvmd for Scripted {
             lvm_version: "none".into(),
             kernel: "none".into(),
             boot_id: "none".into(),
-            missing: Vec::new(),
+            ..InfoResponse::default()
         }))
     }
 
