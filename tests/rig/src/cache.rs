@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Older entries of a kind that are kept beside the one in use: going back to an earlier commit costs nothing.
-const KEPT: usize = 3;
+const KEPT: usize = 2;
 
 /// `tests/.cache`; git ignores it.
 pub fn folder() -> PathBuf {

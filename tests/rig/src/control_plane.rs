@@ -14,7 +14,7 @@ use crate::{
     guest_image::write,
     image::StowageImage,
     network::{self, HOST, SERVICE},
-    node::{Node, NodeOptions},
+    node::{Node, NodeOptions, NodeParts},
     parts::Parts,
     pki::Pki,
     progress::{say, wait_until},
@@ -133,6 +133,8 @@ impl ControlPlane {
 
     /// Boots several machines at once and returns when all are Ready, in the order given.
     pub fn add_nodes(&self, nodes: &[(&str, NodeOptions)]) -> Result<Vec<Arc<Node>>> {
+        // Once, not by each thread.
+        nodes.iter().try_for_each(|(_, options)| NodeParts::ensure(&self.parts, options.stowage.as_ref()).map(drop))?;
         std::thread::scope(|threads| {
             let adding: Vec<_> =
                 nodes.iter().map(|(name, options)| threads.spawn(move || self.add_node(name, options))).collect();

@@ -241,7 +241,7 @@ impl Guest {
         Ok(disk)
     }
 
-    /// Makes a disk larger while the machine runs. In bytes.
+    /// Makes a disk larger while the machine runs. In bytes. QEMU refuses it for NVMe.
     pub fn resize_disk(&self, id: &str, size: u64) -> Result<()> {
         let node = self.plugged(id)?.disk.node_name();
         self.qmp()?.ask("block_resize", json!({ "node-name": node, "size": size }))?;

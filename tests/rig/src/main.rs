@@ -7,10 +7,8 @@ use rig::{
     Result,
     control_plane::{ControlPlane, Options, Timing},
     disk::{Disk, GIB},
-    guest_image::{GuestImage, NodePrograms},
     image::StowageImage,
-    node::NodeOptions,
-    parts::Parts,
+    node::{Node, NodeOptions},
     say,
     setup::{self, MissingPrograms},
 };
@@ -52,9 +50,9 @@ enum Command {
         /// In MiB, for each node.
         #[arg(long, default_value_t = 768)]
         memory: u32,
-        /// Load Stowage's image.
-        #[arg(long)]
-        stowage: bool,
+        /// With Stowage's image, made of the programs in this folder.
+        #[arg(long, num_args = 0..=1, default_missing_value = "target/release")]
+        stowage: Option<PathBuf>,
         /// Notice a lost node after 6 s, not 45.
         #[arg(long)]
         fast: bool,
@@ -66,8 +64,8 @@ enum Command {
         disks: u8,
         #[arg(long, default_value_t = 768)]
         memory: u32,
-        #[arg(long)]
-        stowage: bool,
+        #[arg(long, num_args = 0..=1, default_missing_value = "target/release")]
+        stowage: Option<PathBuf>,
     },
     /// Makes Stowage's image and sends it to all nodes.
     ImageLoad {
@@ -84,6 +82,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
+    /// Copies a file to a node.
+    Push { node: String, from: PathBuf, to: String },
     /// Runs kubectl.
     Kubectl {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -115,8 +115,7 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Build => {
             setup::check(MissingPrograms::Name)?;
-            NodePrograms::ensure(&Parts::ensure()?)?;
-            GuestImage::ensure()?;
+            Node::prepare(None)?;
         }
         Command::Image { programs } => {
             let image = stowage_image(programs)?;
@@ -124,7 +123,7 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         Command::Up { nodes, disks, memory, stowage, fast } => {
             setup::check(MissingPrograms::Name)?;
-            let stowage = if stowage { Some(StowageImage::ensure()?) } else { None };
+            let stowage = stowage.map(|folder| StowageImage::of(&folder)).transpose()?;
             let timing = if fast { Timing::Fast } else { Timing::Default };
             let cluster = ControlPlane::start(name, Options { timing, ..Options::default() })?;
             let names: Vec<String> = (1..=nodes).map(|number| format!("node{number}")).collect();
@@ -135,7 +134,7 @@ fn run(args: Args) -> Result<ExitCode> {
             println!("export KUBECONFIG={}", cluster.kubeconfig_path().display());
         }
         Command::AddNode { node, disks, memory, stowage } => {
-            let stowage = if stowage { Some(StowageImage::ensure()?) } else { None };
+            let stowage = stowage.map(|folder| StowageImage::of(&folder)).transpose()?;
             let options = NodeOptions { memory_mib: memory, disks: blank_disks(disks), stowage };
             ControlPlane::attach(name)?.add_node(&node, &options)?;
         }
@@ -160,6 +159,11 @@ fn run(args: Args) -> Result<ExitCode> {
             print!("{}", said.out);
             eprint!("{}", said.err);
             return Ok(u8::try_from(said.code).map_or(ExitCode::FAILURE, ExitCode::from));
+        }
+        Command::Push { node, from, to } => {
+            let bytes = std::fs::read(&from)
+                .map_err(|source| rig::Error::Io { what: format!("reading {}", from.display()), source })?;
+            ControlPlane::attach(name)?.node(&node)?.push(&to, bytes)?;
         }
         Command::Kubectl { args } => {
             let output = ControlPlane::attach(name)?.try_kubectl(args)?;

@@ -34,16 +34,10 @@ pub(crate) struct Machine {
     pub root: PathBuf,
     /// Read-only: serial and file.
     pub read_only: Vec<(String, PathBuf)>,
-    /// A disk of the rig's own that is not one of the test's: serial, file and format.
-    pub state: Option<(PathBuf, Format)>,
+    /// What a node keeps over a restart, in qcow2.
+    pub state: Option<PathBuf>,
     pub disks: Vec<Plugged>,
     pub network: Option<Network>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Format {
-    Raw,
-    Qcow2,
 }
 
 /// A disk and the slot it sits in, if it needs one.
@@ -112,11 +106,9 @@ impl Machine {
             add(&["-blockdev", &backend.to_string()]);
             add(&["-device", &json!({ "driver": "virtio-blk-pci", "drive": serial, "serial": serial }).to_string()]);
         }
-        if let Some((path, format)) = &self.state {
+        if let Some(path) = &self.state {
             let mut backend = raw_backend("rigstate", path);
-            if *format == Format::Qcow2 {
-                backend["driver"] = json!("qcow2");
-            }
+            backend["driver"] = json!("qcow2");
             add(&["-blockdev", &backend.to_string()]);
             let device = json!({ "driver": "virtio-blk-pci", "drive": "rigstate", "serial": "rigstate" });
             add(&["-device", &device.to_string()]);
@@ -218,7 +210,7 @@ mod tests {
             initramfs: "/i".into(),
             root: "/r".into(),
             read_only: vec![("rignode".to_owned(), "/n".into())],
-            state: Some(("/s".into(), Format::Qcow2)),
+            state: Some("/s".into()),
             disks: Vec::new(),
             network: None,
         }

@@ -34,8 +34,15 @@ impl Scope {
     pub fn create(name: &str) -> Result<Self> {
         check_name(name)?;
         let scope = Self { name: name.to_owned(), folder: folder_of(name), reaper: Mutex::new(None) };
+        // The longest socket is `<folder>/<guest>/agent`, and a socket's path has at most 107 bytes.
+        if scope.folder.as_os_str().len() > 80 {
+            return Err(Error::unexpected(scope.folder.display().to_string(), "too long a path for sockets below it"));
+        }
         if let Some(owner) = scope.owner() {
             return Err(Error::InUse { name: name.to_owned(), owner });
+        }
+        if scope.folder.join("kept").exists() {
+            return Err(Error::unexpected(format!("rig {name}"), "it is running; `rig down` ends it"));
         }
         if scope.folder.exists() {
             scope.end()?;

@@ -2,7 +2,7 @@
 
 mod state_disk;
 
-use std::{fs, ops::Deref, sync::PoisonError, time::Duration};
+use std::{fs, ops::Deref, path::PathBuf, sync::PoisonError, time::Duration};
 
 use serde_json::json;
 
@@ -14,11 +14,11 @@ use crate::{
     guest_image::{GuestImage, NodePrograms},
     image::StowageImage,
     network::{self, HOST, Place},
+    parts::Parts,
     pki::Pki,
     progress::say,
-    qemu::{Format, Machine, Network},
+    qemu::{Machine, Network},
     run::Run,
-    scope::Scope,
 };
 
 /// With both processors busy, a node was seen to need a minute.
@@ -30,13 +30,28 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 pub struct NodeOptions {
     pub memory_mib: u32,
     pub disks: Vec<Disk>,
-    /// Loaded before the node is Ready.
+    /// The node has it from the start.
     pub stowage: Option<StowageImage>,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
         Self { memory_mib: 768, disks: Vec::new(), stowage: None }
+    }
+}
+
+/// The cached files that a node starts from.
+pub(crate) struct NodeParts {
+    image: GuestImage,
+    programs: NodePrograms,
+    state: PathBuf,
+}
+
+impl NodeParts {
+    pub(crate) fn ensure(parts: &Parts, stowage: Option<&StowageImage>) -> Result<Self> {
+        let image = GuestImage::ensure()?;
+        let state = state_disk::ensure(parts, &image, stowage)?;
+        Ok(Self { programs: NodePrograms::ensure(parts)?, image, state })
     }
 }
 
@@ -58,9 +73,7 @@ impl Deref for Node {
 
 impl Node {
     pub(crate) fn join(cluster: &ControlPlane, name: &str, options: &NodeOptions) -> Result<Self> {
-        let image = GuestImage::ensure()?;
-        let programs = NodePrograms::ensure(&cluster.parts)?;
-        let base = state_disk::ensure(&cluster.parts, &image, &programs)?;
+        let NodeParts { image, programs, state } = NodeParts::ensure(&cluster.parts, options.stowage.as_ref())?;
         let scope = &cluster.scope;
         let (guest, number) = {
             let _turn = cluster.numbers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,14 +81,14 @@ impl Node {
                 u8::try_from(scope.guests().len() + 1).map_err(|err| Error::unexpected("a node's number", err))?;
             let mut machine = Machine::new(name, options.memory_mib, &image);
             machine.read_only.push(("rignode".to_owned(), programs.disk()));
-            let state = scope.folder().join(name).join("state.disk");
-            machine.state = Some((state.clone(), Format::Qcow2));
+            let overlay = scope.folder().join(name).join("state.disk");
+            machine.state = Some(overlay.clone());
             let Place { tap, mac, .. } = Place::of(number);
             machine.network = Some(Network { namespace: scope.network(), tap, mac });
             network::add_node(scope, number)?;
             let guest = Guest::make(scope, machine, &options.disks)?;
-            let overlay = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
-            Run::new("qemu-img").args(overlay).arg(&base).arg(&state).check()?;
+            let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+            Run::new("qemu-img").args(create).arg(&state).arg(&overlay).check()?;
             (guest, number)
         };
         cluster.pki.certificate(
@@ -85,7 +98,7 @@ impl Node {
         )?;
         let node = Self { guest, number, timing: cluster.timing, pki: cluster.pki.clone() };
         node.guest.power_on()?;
-        node.come_up(options.stowage.as_ref())?;
+        node.come_up()?;
         node.wait_ready(cluster)?;
         Ok(node)
     }
@@ -96,40 +109,40 @@ impl Node {
         Ok(Self { guest, number, timing: cluster.timing, pki: cluster.pki.clone() })
     }
 
+    /// Builds and caches all that a node starts from, so that the time is not spent when one is added.
+    pub fn prepare(stowage: Option<&StowageImage>) -> Result<()> {
+        NodeParts::ensure(&Parts::ensure()?, stowage).map(drop)
+    }
+
     /// Starts a node that was cut off; its Node object comes back by itself.
     pub fn start_again(&self) -> Result<()> {
         self.guest.power_cut()?;
         self.guest.power_on()?;
-        self.come_up(None)
+        self.come_up()
     }
 
     /// Waits until the Node is Ready; an error shows kubelet's last lines.
     pub fn wait_ready(&self, cluster: &ControlPlane) -> Result<()> {
-        let seconds = READY.as_secs();
-        let name = self.name();
-        let wait =
-            cluster.try_kubectl(["wait", "--for=create", &format!("node/{name}"), &format!("--timeout={seconds}s")])?;
-        let wait = if wait.status.success() {
-            cluster.try_kubectl([
-                "wait",
-                "--for=condition=Ready",
-                &format!("node/{name}"),
-                &format!("--timeout={seconds}s"),
-            ])?
-        } else {
-            wait
-        };
-        if wait.status.success() {
-            say(format!("{name} is Ready"));
-            return Ok(());
+        let node = format!("node/{}", self.name());
+        let timeout = format!("--timeout={}s", READY.as_secs());
+        // A Node that was Ready before a power cut stays so for a while: what counts is said since this boot.
+        let boot = self.sh("cat /proc/sys/kernel/random/boot_id")?;
+        let boot = format!("--for=jsonpath={{.status.nodeInfo.bootID}}={}", boot.trim());
+        for condition in ["--for=create", &boot, "--for=condition=Ready"] {
+            let wait = cluster.try_kubectl(["wait", condition, &node, &timeout])?;
+            if !wait.status.success() {
+                let tail = Tail(vec![
+                    ("kubectl".to_owned(), wait.stderr),
+                    ("kubelet".to_owned(), self.log_tail("kubelet")),
+                    ("containerd".to_owned(), self.log_tail("containerd")),
+                    ("console".to_owned(), self.console_tail()),
+                ]);
+                let what = format!("{node} to be Ready ({condition})");
+                return Err(Error::TimedOut { what, seconds: READY.as_secs(), tail });
+            }
         }
-        let tail = Tail(vec![
-            ("kubectl".to_owned(), wait.stderr),
-            ("kubelet".to_owned(), self.log_tail("kubelet")),
-            ("containerd".to_owned(), self.log_tail("containerd")),
-            ("console".to_owned(), self.console_tail()),
-        ]);
-        Err(Error::TimedOut { what: format!("node {name} to be Ready"), seconds, tail })
+        say(format!("{} is Ready", self.name()));
+        Ok(())
     }
 
     /// Loads an image archive into the node's containerd.
@@ -157,7 +170,7 @@ impl Node {
     }
 
     /// From power on to kubelet's start.
-    fn come_up(&self, stowage: Option<&StowageImage>) -> Result<()> {
+    fn come_up(&self) -> Result<()> {
         self.guest.wait()?;
         say(format!("{} has booted", self.name()));
         for (path, bytes) in self.files()? {
@@ -166,10 +179,7 @@ impl Node {
         let Place { address, .. } = Place::of(self.number);
         let mount = "mkdir -p /opt/rig && mount -t erofs -o ro /dev/disk/by-id/virtio-rignode /opt/rig";
         self.sh(&format!("{mount} && NODE={} IP={address} GATEWAY={HOST} {START}", self.name()))?;
-        match stowage {
-            Some(image) => self.load_stowage(image),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
@@ -248,14 +258,4 @@ fn pod_network(number: u8) -> String {
         }],
     })
     .to_string()
-}
-
-/// A machine that runs containerd and nothing else, to fill the disk that nodes start from.
-pub(crate) fn containerd_only(scope: &std::sync::Arc<Scope>, machine: Machine) -> Result<Guest> {
-    let guest = Guest::make(scope, machine, &[])?;
-    guest.power_on()?;
-    guest.wait()?;
-    let mount = "mkdir -p /opt/rig && mount -t erofs -o ro /dev/disk/by-id/virtio-rignode /opt/rig";
-    guest.sh(&format!("{mount} && NODE=rig IP={HOST} GATEWAY={HOST} KUBELET=no {START}"))?;
-    Ok(guest)
 }

@@ -1,13 +1,12 @@
 #!/bin/sh
-# Makes a guest into a Kubernetes node. In: NODE, IP, GATEWAY; with KUBELET=no only containerd is started.
+# Makes a guest into a Kubernetes node. In: NODE, IP, GATEWAY.
 set -e
 export PATH=/opt/rig/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 echo "$NODE" > /proc/sys/kernel/hostname
 echo "127.0.0.1 localhost $NODE" > /etc/hosts
 : > /etc/resolv.conf
-# The machine that only imports images has no network.
-[ ! -e /sys/class/net/eth0 ] || ip -batch - <<END
+ip -batch - <<END
 addr add $IP/24 dev eth0
 link set eth0 up
 route add default via $GATEWAY
@@ -36,7 +35,6 @@ echo "+cpu +memory +pids +io +cpuset" > /sys/fs/cgroup/cgroup.subtree_control
 
 setsid containerd -c /opt/rig/containerd.toml -l "${CONTAINERD_LOG:-warn}" > /var/log/containerd.log 2>&1 < /dev/null &
 echo $! > /run/containerd.pid
-[ "$KUBELET" = no ] && exit
 
 # A connection to the API server that died is noticed within three seconds, not 45.
 export HTTP2_READ_IDLE_TIMEOUT_SECONDS=2 HTTP2_PING_TIMEOUT_SECONDS=1
