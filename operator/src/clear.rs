@@ -5,7 +5,10 @@
 //! device with an identity that is unique in the world waits until every node that could see it has looked again after it
 //! was first listed, and only its own node lists it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crds::node_storage::identity_is_global as is_global;
 use jiff::Timestamp;
@@ -74,6 +77,12 @@ pub fn clear(all: &[Published], first_listed: &BTreeMap<String, Timestamp>) -> C
         result.cleared.insert(node.node.clone(), cleared.into_iter().collect());
     }
     result
+}
+
+/// Between two rounds of asking: each makes every node look, and a cluster that is being built lists new devices all the
+/// time. Twenty looks a second in the whole cluster, however large it is.
+pub fn pause(nodes: usize) -> Duration {
+    Duration::from_millis(50).saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX)).max(Duration::from_secs(1))
 }
 
 /// Keeps `first_listed` in step: a device that nobody lists any more is forgotten.

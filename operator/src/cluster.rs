@@ -128,7 +128,7 @@ impl Pass<'_> {
         let plan = storage_class::plan(&alive, &there);
         let api = Api::<StorageClass>::all(self.context.client.clone());
         let cluster = world.cluster();
-        let about = cluster.as_ref().map(|cluster| cluster.object_ref(&())).unwrap_or_default();
+        let about = cluster.as_ref().map(|cluster| cluster.object_ref(&()));
 
         for (name, why) in plan
             .replace
@@ -141,7 +141,10 @@ impl Pass<'_> {
             if self.note(&format!("deleting StorageClass {name}"), deleted).is_some() {
                 self.context.metrics.writes.inc();
                 let word = if plan.prune.contains(&name) { reason::PRUNED } else { reason::REPLACED };
-                self.context.events.normal(&about, word, &name, format!("deleted StorageClass {name}: {why}")).await;
+                if let Some(about) = &about {
+                    let note = format!("deleted StorageClass {name}: {why}");
+                    self.context.events.normal(about, word, &name, note).await;
+                }
             }
         }
         if let Some(cluster) = cluster {

@@ -59,6 +59,8 @@ impl Events {
             let end = (0..=1000).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
             note.truncate(end);
         }
+        // As long as the API server takes it (pkg/apis/core/validation, ActionLengthLimit).
+        let action = action.get(..128).unwrap_or(action);
         let event =
             Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
         if let Err(error) = self.recorder.publish(&event, about).await {

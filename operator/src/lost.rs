@@ -27,8 +27,11 @@ use crate::{
 pub mod read;
 pub mod round;
 
-/// What is known of the claims is looked at again after so long.
+/// What is known of the claims is looked at again after so long, while there is something to give up; a change of the
+/// volumes ends the wait.
 const SURVEY_AGAIN: SignedDuration = SignedDuration::from_secs(30);
+/// And while all that is left waits for a person.
+const SURVEY_SETTLED: SignedDuration = SignedDuration::from_mins(5);
 
 /// Which volumes of a node are given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +111,14 @@ struct Surveyed {
     survey: Survey,
 }
 
+impl Surveyed {
+    /// When it is to be looked at again.
+    fn next(&self) -> Option<Timestamp> {
+        let settled = self.survey.delete.is_empty();
+        self.at.checked_add(if settled { SURVEY_SETTLED } else { SURVEY_AGAIN }).ok()
+    }
+}
+
 /// What a round and the passes have in common.
 #[derive(Default)]
 struct Shared {
@@ -156,19 +167,20 @@ impl Lost {
         }
         let of = fingerprint(volumes, policies);
         let stale = self.shared.state().stale.remove(node);
-        let next = |at: Timestamp| at.checked_add(SURVEY_AGAIN).ok();
         if let Some(known) = self.surveys.get(node)
             && !stale
             && known.of == of
-            && next(known.at).is_some_and(|next| now < next)
+            && known.next().is_some_and(|next| now < next)
         {
-            return Ok(next(known.at));
+            return Ok(known.next());
         }
         // While it can not be read, what was known is not known any more.
         self.surveys.remove(node);
         let survey = read::survey(client, node, volumes, policies).await?;
-        self.surveys.insert(node.to_owned(), Surveyed { at: now, of, survey });
-        Ok(next(now))
+        let known = Surveyed { at: now, of, survey };
+        let next = known.next();
+        self.surveys.insert(node.to_owned(), known);
+        Ok(next)
     }
 
     /// Claims that were deleted and are in no status yet.

@@ -12,11 +12,10 @@ use crds::{
     condition::{self, kind},
     logical_volume::LogicalVolume,
     names,
-    node_storage::{LostWord, NodeStorage, NodeStorageSpec, Rails, device_reason},
-    storage_cluster::{ExecutionPolicy, StorageCluster},
+    node_storage::{LostWord, NodeStorage},
 };
 use jiff::Timestamp;
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Time};
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Resource, ResourceExt,
     api::{Patch, PatchParams},
@@ -27,13 +26,15 @@ use serde_json::json;
 use crate::{
     Context,
     apply::{is_new, only, params, why},
-    assign, clear,
     events::reason,
     lost::{self, Lost, Policies},
     summary::class::Problems,
     tell::{self, Told},
     verdict::{self, Facts, NodeNow, Phase, Verdict},
 };
+
+mod seen;
+mod specs;
 
 /// After a failure; a change ends the wait as well.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -62,6 +63,8 @@ pub async fn run(context: Arc<Context>) {
 #[derive(Default)]
 struct Memory {
     first_listed: BTreeMap<String, Timestamp>,
+    /// When the nodes were last asked for a look.
+    asked: Option<Timestamp>,
     lost: Lost,
     /// Our own writes, as long as the watched copy is older.
     written: BTreeMap<String, Arc<NodeStorage>>,
@@ -96,7 +99,7 @@ impl Pass<'_> {
         for (name, storage) in &storages {
             let held = volumes.get(name).map(Vec::as_slice).unwrap_or_default();
             let Some(node) = self.node_now(name, storage, nodes.get(name)).await else { continue };
-            facts.insert(name.clone(), facts_of(storage, node, held));
+            facts.insert(name.clone(), seen::facts_of(storage, node, held));
         }
         let policies = Policies::new(&cluster, &world.sorted_classes());
         self.survey(&mut facts, &volumes, &policies, now).await;
@@ -115,8 +118,9 @@ impl Pass<'_> {
         let mut storages: BTreeMap<String, Arc<NodeStorage>> =
             self.context.world.storages.state().into_iter().map(|storage| (storage.name_any(), storage)).collect();
         self.memory.written.retain(|name, written| {
-            let newer =
-                storages.get(name).is_some_and(|seen| seen.uid() == written.uid() && version(seen) < version(written));
+            let newer = storages
+                .get(name)
+                .is_some_and(|there| there.uid() == written.uid() && seen::version(there) < seen::version(written));
             if newer {
                 storages.insert(name.clone(), written.clone());
             }
@@ -198,7 +202,7 @@ impl Pass<'_> {
         policies: &Policies,
     ) {
         let name = storage.name_any();
-        let before = told(storage);
+        let before = seen::told(storage);
         let released = self.memory.lost.released(&name);
         let survey = self.memory.lost.known(&name);
         let now = (self.context.clock)();
@@ -308,150 +312,6 @@ impl Pass<'_> {
             self.context.events.normal(&storage.object_ref(&()), reason::WORD_USED, "RemoveWord", note).await;
         }
     }
-
-    /// Writes the specs of nodes that are there, and makes and removes NodeStorages.
-    async fn specs(
-        &mut self,
-        cluster: &StorageCluster,
-        nodes: &BTreeMap<String, Arc<PartialObjectMeta<Node>>>,
-        facts: &BTreeMap<String, Facts>,
-        volumes: &Volumes,
-    ) {
-        // With the statuses that were just written.
-        let storages = self.storages();
-        let cleared = self.clear(&storages);
-        let classes = self.context.world.sorted_classes();
-        let classes: Vec<_> = classes.iter().map(AsRef::as_ref).collect();
-        let deleting = cluster.metadata.deletion_timestamp.is_some();
-        let rails = Rails {
-            // Nothing new is begun on disks by a cluster that is being taken down.
-            execution_policy: match cluster.spec.execution_policy {
-                ExecutionPolicy::Enforce if deleting => ExecutionPolicy::Plan,
-                policy @ (ExecutionPolicy::Enforce | ExecutionPolicy::Plan | ExecutionPolicy::Pause) => policy,
-            },
-            discovery: cluster.spec.discovery.clone(),
-            safety: cluster.spec.safety.clone(),
-        };
-        let mut problems: BTreeMap<String, Problems> = BTreeMap::new();
-        let mut all: BTreeSet<&String> = volumes.keys().collect();
-        all.extend(nodes.keys());
-        for name in all {
-            let node = nodes.get(name);
-            let labels = node.map(|node| node.labels().clone()).unwrap_or_default();
-            let runs_agent = node.is_some() && assign::runs_agent(&labels, &cluster.spec.node_agent.node_selector);
-            let held = volumes.get(name).map(Vec::as_slice).unwrap_or_default();
-            let storage = storages.get(name);
-            match (storage, node) {
-                (None, _) if deleting || !runs_agent && held.is_empty() => continue,
-                (Some(storage), Some(_)) if !runs_agent && held.is_empty() => {
-                    self.drop_storage(storage).await;
-                    continue;
-                }
-                // Its labels are not known any more: what was wanted there last goes on being wanted.
-                (Some(_), None) => continue,
-                (None | Some(_), _) => {}
-            }
-            let mut spec = NodeStorageSpec {
-                node_name: name.clone(),
-                node_uid: self.node_uid(storage, node, facts.get(name)),
-                cluster_id: self.context.cluster_id.clone(),
-                rails: rails.clone(),
-                cleared: cleared.cleared.get(name).cloned().unwrap_or_default(),
-                look_after: cleared
-                    .ask
-                    .get(name)
-                    .map(|time| Time(*time))
-                    .or_else(|| storage.and_then(|storage| storage.spec.look_after.clone())),
-                ..NodeStorageSpec::default()
-            };
-            if runs_agent {
-                let assigned = assign::assign(name, &labels, &classes, &groups_of(storage), &classes_of(held));
-                for (class, group) in assigned.same_group {
-                    problems.entry(class).or_default().same_group.insert(name.clone(), group);
-                }
-                for class in assigned.too_many {
-                    problems.entry(class).or_default().too_many.push(name.clone());
-                }
-                spec.classes = assigned.classes;
-            }
-            self.apply_spec(name, storage, &spec).await;
-        }
-        if self.memory.problems != problems {
-            self.memory.problems = problems.clone();
-            *self.context.problems() = problems;
-            self.context.world.poke();
-        }
-    }
-
-    /// The UID of the Node that is there; that of the one before until its loss is written down, or there is nothing
-    /// to lose.
-    fn node_uid(
-        &self,
-        storage: Option<&Arc<NodeStorage>>,
-        node: Option<&Arc<PartialObjectMeta<Node>>>,
-        facts: Option<&Facts>,
-    ) -> String {
-        let there = node.and_then(|node| node.metadata.uid.clone()).unwrap_or_default();
-        let Some(storage) = storage else { return there };
-        let before = &storage.spec.node_uid;
-        let written_down = storage.status.as_ref().is_some_and(|status| status.loss.is_some());
-        let nothing_to_lose = facts.is_some_and(|facts| facts.volume_groups.is_empty());
-        if before.is_empty() || written_down || nothing_to_lose { there } else { before.clone() }
-    }
-
-    fn clear(&mut self, storages: &BTreeMap<String, Arc<NodeStorage>>) -> clear::Clear {
-        let published: Vec<clear::Published> = storages.values().map(|storage| published(storage)).collect();
-        // Whole seconds, as the API server keeps them.
-        let now = condition::whole_seconds((self.context.clock)());
-        clear::note(&mut self.memory.first_listed, &published, now);
-        clear::clear(&published, &self.memory.first_listed)
-    }
-
-    async fn apply_spec(&mut self, name: &str, storage: Option<&Arc<NodeStorage>>, wanted: &NodeStorageSpec) {
-        if storage.is_some_and(|storage| is_ours_equal(&storage.spec, wanted)) {
-            return;
-        }
-        let said = json!({
-            "apiVersion": NodeStorage::api_version(&()),
-            "kind": NodeStorage::kind(&()),
-            "metadata": { "name": name, "labels": { names::label::MANAGED_BY: names::label::OWNED_BY_OPERATOR } },
-            "spec": wanted,
-        });
-        let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let answer = api.patch(name, &params(), &Patch::Apply(&said)).await;
-        if let Some(written) = self.note(&format!("the spec of NodeStorage {name}"), answer) {
-            self.wrote(written);
-        }
-    }
-
-    /// The node is there, runs no agent any more, and has no volume.
-    async fn drop_storage(&mut self, storage: &NodeStorage) {
-        let name = storage.name_any();
-        let left = lost::has_volumes(&self.context.client, &name).await;
-        if self.note("listing LogicalVolumes", left) != Some(false) {
-            return;
-        }
-        let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let deleted = is_new(api.delete(&name, &only(storage.uid(), None)).await);
-        if self.note(&format!("deleting NodeStorage {name}"), deleted) == Some(true) {
-            self.context.metrics.writes.inc();
-        }
-    }
-}
-
-/// Of a spec only this is the operator's; the rest belongs to a person or to the driver.
-fn is_ours_equal(there: &NodeStorageSpec, wanted: &NodeStorageSpec) -> bool {
-    there.node_uid == wanted.node_uid
-        && there.cluster_id == wanted.cluster_id
-        && there.classes == wanted.classes
-        && there.rails == wanted.rails
-        && there.cleared == wanted.cleared
-        && there.look_after == wanted.look_after
-}
-
-/// Versions of one kind are numbers that grow (Kubernetes, "Resource versions").
-fn version(storage: &NodeStorage) -> u64 {
-    storage.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
 fn ready_agents(context: &Context) -> BTreeSet<String> {
@@ -462,61 +322,4 @@ fn ready_agents(context: &Context) -> BTreeSet<String> {
     };
     let ready = context.world.agents.state_filter(is_ready);
     ready.iter().filter_map(|pod| crate::claim::node_of(pod)).map(str::to_owned).collect()
-}
-
-fn facts_of(storage: &NodeStorage, node: NodeNow, volumes: &[Arc<LogicalVolume>]) -> Facts {
-    let status = storage.status.clone().unwrap_or_default();
-    let missing = condition::find(&status.conditions, kind::DISKS_MISSING).filter(|found| found.status == "True");
-    Facts {
-        node,
-        spec_uid: storage.spec.node_uid.clone(),
-        looked: storage.was_looked_at(),
-        groups: status.volume_groups.iter().map(|group| group.uuid.clone()).collect(),
-        volumes: volumes.len(),
-        volume_groups: volumes.iter().filter_map(|volume| lost::group_of(volume)).map(str::to_owned).collect(),
-        disks_missing_since: missing.map(|condition| condition.last_transition_time.0),
-        held: condition::is_true(&status.conditions, kind::LOSS_HELD),
-        word: storage.spec.lost,
-        at_stake: (volumes.is_empty()).then_some(0),
-        loss: status.loss,
-    }
-}
-
-/// What of the status is the operator's.
-fn told(storage: &NodeStorage) -> Told {
-    let status = storage.status.as_ref();
-    let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
-    Told {
-        conditions: conditions.iter().filter(|one| tell::KINDS.contains(&one.type_.as_str())).cloned().collect(),
-        loss: status.and_then(|status| status.loss.clone()),
-    }
-}
-
-fn groups_of(storage: Option<&Arc<NodeStorage>>) -> BTreeSet<(String, String)> {
-    let status = storage.and_then(|storage| storage.status.as_ref());
-    status.into_iter().flat_map(|status| &status.volume_groups).map(|g| (g.class.clone(), g.name.clone())).collect()
-}
-
-fn classes_of(volumes: &[Arc<LogicalVolume>]) -> BTreeSet<String> {
-    volumes.iter().map(|volume| volume.spec.device_class.clone()).collect()
-}
-
-fn published(storage: &NodeStorage) -> clear::Published {
-    let status = storage.status.clone().unwrap_or_default();
-    let waiting = status
-        .devices
-        .iter()
-        .filter(|device| device.reasons.iter().any(|reason| reason.code == device_reason::NOT_CLEARED))
-        .map(|device| device.id.clone());
-    clear::Published {
-        node: storage.name_any(),
-        agent_ready: condition::is_true(&status.conditions, kind::AGENT_READY),
-        waiting: waiting.collect(),
-        cleared: storage.spec.cleared.clone(),
-        look_after: storage.spec.look_after.as_ref().map(|time| time.0),
-        answered: storage.metadata.generation.is_some()
-            && status.observed_generation == storage.metadata.generation
-            && storage.was_looked_at(),
-        devices: status.devices.into_iter().map(|device| device.id).collect(),
-    }
 }

@@ -173,6 +173,9 @@ impl Round<'_> {
             let note =
                 format!("node {node}, which held its data, is lost; its StatefulSet makes it anew elsewhere, empty");
             self.context.events.warning(&claim.object_ref(&()), reason::CLAIM_RELEASED, "Delete", note).await;
+            let title = read::title(&claim);
+            let note = format!("deleted claim {title}, which its StatefulSet makes anew elsewhere");
+            self.context.events.normal(&self.storage.object_ref(&()), reason::CLAIM_RELEASED, &title, note).await;
         }
         Ok(Some(Going { namespace, name: claim.name_any(), uid: claim.uid() }))
     }

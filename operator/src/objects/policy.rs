@@ -175,28 +175,30 @@ fn volume_finalizer() -> Value {
 
 /// Deleting one of these by accident (a pruning GitOps tool, `kubectl delete -k`) would stop all storage of the cluster.
 fn deletion(namespace: &str) -> Value {
-    let constraint = |group: &str, resource: &str| {
+    let constraint = |group: &str, resources: &[&str]| {
         json!({
             "apiGroups": [group],
             "apiVersions": ["*"],
             "operations": ["DELETE"],
-            "resources": [resource],
+            "resources": resources,
             "scope": "*",
         })
     };
+    let accounts = "['stowage-node', 'stowage-controller']";
+    let here = format!("oldObject.metadata.namespace == '{namespace}'");
     let ours = [
-        format!(
-            "request.resource.resource == 'customresourcedefinitions' && oldObject.metadata.name.endsWith('.{}')",
-            names::GROUP
-        ),
-        format!("request.resource.resource == 'namespaces' && oldObject.metadata.name == '{namespace}'"),
-        format!(
-            "request.resource.resource == 'daemonsets' && oldObject.metadata.namespace == '{namespace}' && oldObject.metadata.name == '{}'",
-            names::NODE_DAEMON_SET
-        ),
-        format!("request.resource.resource == 'csidrivers' && oldObject.metadata.name == '{}'", names::DRIVER),
+        ("customresourcedefinitions", format!("oldObject.metadata.name.endsWith('.{}')", names::GROUP)),
+        ("namespaces", format!("oldObject.metadata.name == '{namespace}'")),
+        ("daemonsets", format!("{here} && oldObject.metadata.name == '{}'", names::NODE_DAEMON_SET)),
+        ("csidrivers", format!("oldObject.metadata.name == '{}'", names::DRIVER)),
+        // Without its account or a permission the driver that is left can do nothing.
+        ("serviceaccounts", format!("{here} && oldObject.metadata.name in {accounts}")),
+        ("roles", format!("{here} && oldObject.metadata.name in {accounts}")),
+        ("rolebindings", format!("{here} && oldObject.metadata.name in {accounts}")),
+        ("clusterroles", format!("oldObject.metadata.name in {accounts}")),
+        ("clusterrolebindings", format!("oldObject.metadata.name in {accounts}")),
     ]
-    .map(|one| format!("({one})"))
+    .map(|(resource, which)| format!("(request.resource.resource == '{resource}' && {which})"))
     .join(" || ");
     let annotation = names::annotation::ALLOW_DELETE;
     json!({
@@ -204,10 +206,14 @@ fn deletion(namespace: &str) -> Value {
         "matchConstraints": {
             "matchPolicy": "Equivalent",
             "resourceRules": [
-                constraint("apiextensions.k8s.io", "customresourcedefinitions"),
-                constraint("", "namespaces"),
-                constraint("apps", "daemonsets"),
-                constraint("storage.k8s.io", "csidrivers"),
+                constraint("apiextensions.k8s.io", &["customresourcedefinitions"]),
+                constraint("", &["namespaces", "serviceaccounts"]),
+                constraint("apps", &["daemonsets"]),
+                constraint("storage.k8s.io", &["csidrivers"]),
+                constraint(
+                    "rbac.authorization.k8s.io",
+                    &["roles", "rolebindings", "clusterroles", "clusterrolebindings"],
+                ),
             ],
         },
         "matchConditions": [
