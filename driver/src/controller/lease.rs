@@ -18,10 +18,11 @@ use tokio::time::Instant;
 
 pub const NAME: &str = "stowage-controller";
 
-/// The four numbers of client-go's leader election with its usual proportions: others wait 15 s without a renewal before
-/// they take the Lease, the holder stops 5 s before that.
-const DURATION: Duration = Duration::from_secs(15);
-const HELD_FOR: Duration = Duration::from_secs(10);
+/// The numbers of client-go's leader election, doubled: others wait 30 s without a renewal before they take the Lease, the
+/// holder stops 10 s before that. An API server that answers after 10 s was seen on a busy machine with two cores, and
+/// a controller that gives up then only makes it busier.
+const DURATION: Duration = Duration::from_secs(30);
+const HELD_FOR: Duration = Duration::from_secs(20);
 const RENEW_EACH: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 

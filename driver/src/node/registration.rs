@@ -26,8 +26,12 @@ use proto::{
 const CSI_VERSION: &str = "1.0.0";
 
 /// Below kubelet's folder.
+///
+/// The name has an `@` in it because kubelet dials with the socket's path as the HTTP/2 `:authority`, percent-encoded
+/// (grpc-go, `encodeAuthority`), and the `http` crate takes a percent sign only in the part before an `@`: without one
+/// every call of kubelet ends in PROTOCOL_ERROR.
 pub fn socket_path(kubelet_root: &Path) -> PathBuf {
-    kubelet_root.join("plugins_registry").join(format!("{}-reg.sock", names::DRIVER))
+    kubelet_root.join("plugins_registry").join(format!("{}@reg.sock", names::DRIVER))
 }
 
 /// Where the driver itself is served, below kubelet's folder.
@@ -80,6 +84,16 @@ mod tests {
     use tonic::transport::Endpoint;
 
     use super::{proto::registration_client::RegistrationClient, *};
+
+    /// As grpc-go's `encodeAuthority` writes it: of what is in such paths only the slash is escaped.
+    #[test]
+    fn the_authority_that_kubelet_sends_is_one_that_is_taken() {
+        for root in ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"] {
+            let path = socket_path(Path::new(root)).display().to_string();
+            let sent = path.replace('/', "%2F");
+            assert!(sent.parse::<tonic::codegen::http::uri::Authority>().is_ok(), "{sent}");
+        }
+    }
 
     async fn info(root: &Path) -> PluginInfo {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket_path(root).display())).unwrap();
