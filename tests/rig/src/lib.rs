@@ -1,7 +1,23 @@
 //! Control planes and nodes in virtual machines, for tests and demonstrations.
 //!
-//! In reading order: [`setup`] (what the machine must have), [`cache`] (what takes long is made once), [`parts`]
-//! (upstream programs), [`guest_image`] (what a machine boots from), [`qemu`], [`disk`] and [`guest`] (a machine).
+//! ```no_run
+//! use rig::{
+//!     control_plane::{ControlPlane, Options},
+//!     disk::{Disk, GIB},
+//!     node::NodeOptions,
+//! };
+//!
+//! let node = NodeOptions { disks: vec![Disk::blank("data", 4 * GIB)], ..NodeOptions::default() };
+//! let (cluster, nodes) = ControlPlane::start_with_nodes("example", &Options::default(), &[("node1", node)])?;
+//! println!("{}", cluster.kubectl(["get", "nodes"])?);
+//! nodes[0].power_cut()?;
+//! # Ok::<_, rig::Error>(())
+//! ```
+//!
+//! In reading order: [`setup`] (what the host must have), [`run`] (starts programs), [`cache`] (what takes long is made
+//! once), `scope` (what is started is ended), [`parts`] (upstream programs), [`guest_image`] (what a machine boots
+//! from), [`disk`], [`qemu`] and [`guest`] (a machine), [`image`] (container images), `network`, `pki`,
+//! [`control_plane`], [`node`], `saved` (whole clusters as files).
 //!
 //! Deliberately absent: an async runtime, a Kubernetes client (kubectl is one of the parts).
 
@@ -21,6 +37,7 @@ mod progress;
 pub mod qemu;
 mod qmp;
 pub mod run;
+mod saved;
 mod scope;
 pub mod setup;
 

@@ -27,18 +27,17 @@ impl Pki {
     }
 
     /// A new authority, and the key that signs service accounts' tokens.
-    pub fn create(folder: &Path) -> Result<Self> {
-        make_folder(folder)?;
-        let pki = Self::at(folder);
-        pki.openssl()
+    pub fn create_authority(&self) -> Result<()> {
+        make_folder(&self.folder)?;
+        self.openssl()
             .args([
                 "req", "-x509", "-nodes", "-days", "3650", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=rig",
             ])
             .args(EC)
             .check()?;
-        pki.openssl().args(["genpkey", "-algorithm", "EC", "-pkeyopt", EC[3], "-out", "sa.key"]).check()?;
-        pki.openssl().args(["pkey", "-in", "sa.key", "-pubout", "-out", "sa.pub"]).check()?;
-        Ok(pki)
+        self.openssl().args(["genpkey", "-algorithm", "EC", "-pkeyopt", EC[3], "-out", "sa.key"]).check()?;
+        self.openssl().args(["pkey", "-in", "sa.key", "-pubout", "-out", "sa.pub"]).check()?;
+        Ok(())
     }
 
     /// A key and a certificate for server and client alike, unless they are there. `subject` is openssl's `/O=…/CN=…`.

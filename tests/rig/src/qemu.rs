@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     cache,
     disk::{Disk, raw_backend},
+    error::{Context, Error, Result},
     guest_image::GuestImage,
     progress::say,
     run::Run,
@@ -68,6 +69,11 @@ impl Machine {
             disks: Vec::new(),
             network: None,
         }
+    }
+
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).context(|| format!("reading {}", path.display()))?;
+        serde_json::from_str(&text).map_err(|err| Error::unexpected(path.display().to_string(), err))
     }
 
     pub fn free_slot(&self) -> Option<usize> {

@@ -16,6 +16,7 @@ use rustix::process::getpid;
 use crate::{
     cache,
     error::{Context, Error, Result},
+    guest::MACHINE,
     guest_image::make_folders,
     run::{Process, Run, start_time},
 };
@@ -104,10 +105,6 @@ impl Scope {
         Ok(())
     }
 
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The network namespace that is this rig's, as `ip netns` names it.
     pub fn network(&self) -> String {
         format!("rig-{}", self.name)
@@ -129,7 +126,7 @@ impl Scope {
     pub(crate) fn guests(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
-            .filter(|entry| entry.path().join("machine.json").exists())
+            .filter(|entry| entry.path().join(MACHINE).exists())
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .collect();
         names.sort();

@@ -2,11 +2,18 @@
 
 mod state_disk;
 
-use std::{fs, ops::Deref, path::PathBuf, sync::PoisonError, time::Duration};
+use std::{
+    fs,
+    ops::Deref,
+    path::{Path, PathBuf},
+    sync::PoisonError,
+    time::Duration,
+};
 
 use serde_json::json;
 
 use crate::{
+    cache::Inputs,
     control_plane::{ControlPlane, Timing},
     disk::Disk,
     error::{Context, Error, Result, Tail},
@@ -48,6 +55,13 @@ pub(crate) struct NodeParts {
 }
 
 impl NodeParts {
+    /// Changes whenever a node would be another.
+    pub(crate) fn inputs(&self, timing: Timing) -> Inputs {
+        let files = [self.programs.disk(), self.state.clone()].map(|path| path.display().to_string());
+        let inputs = Inputs::default().text(&self.image.key()).text(&files.join("\n"));
+        inputs.text(&kubelet_configuration(timing)).text(&pod_network(1))
+    }
+
     pub(crate) fn ensure(parts: &Parts, stowage: Option<&StowageImage>) -> Result<Self> {
         let image = GuestImage::ensure()?;
         let state = state_disk::ensure(parts, &image, stowage)?;
@@ -101,6 +115,15 @@ impl Node {
         node.come_up()?;
         node.wait_ready(cluster)?;
         Ok(node)
+    }
+
+    /// A node of a saved cluster, standing still.
+    pub(crate) fn saved(cluster: &ControlPlane, name: &str, from: &Path) -> Result<Self> {
+        let guest = Guest::saved(&cluster.scope, name, from)?;
+        let number = guest.number().ok_or_else(|| Error::unexpected(name, "it has no network"))?;
+        network::add_node(&cluster.scope, number)?;
+        guest.load(from)?;
+        Ok(Self { guest, number, timing: cluster.timing, pki: cluster.pki.clone() })
     }
 
     pub(crate) fn attach(cluster: &ControlPlane, name: &str) -> Result<Self> {
@@ -184,7 +207,7 @@ impl Node {
 
     fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let name = self.name();
-        let id = crate::cache::Inputs::default().text(name).key();
+        let id = Inputs::default().text(name).key();
         Ok(vec![
             ("/etc/machine-id", format!("{id}{id}\n").into_bytes()),
             ("/etc/kubernetes/ca.crt", self.pki.read("ca", "crt")?),

@@ -1,11 +1,13 @@
 //! A virtual machine: boot, commands, disks that come and go, and power that fails.
 
+mod disks;
+mod saving;
+
 use std::{
     fs,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::json;
@@ -13,10 +15,10 @@ use serde_json::json;
 use crate::{
     agent::{Agent, Said, first_line},
     disk::Disk,
-    error::{Context, Error, Result, Tail, last_lines},
+    error::{Error, Result, Tail, last_lines},
     guest_image::{GuestImage, make_folder, write},
     progress::wait_until,
-    qemu::{AGENT_SOCKET, CONSOLE, Machine, Plugged, QMP_SOCKET, SHELL_SOCKET, accelerator, disk_file, slot_name},
+    qemu::{AGENT_SOCKET, CONSOLE, Machine, Plugged, QMP_SOCKET, SHELL_SOCKET, accelerator, disk_file},
     qmp::Qmp,
     run::{Process, Run},
     scope::Scope,
@@ -24,6 +26,7 @@ use crate::{
 
 /// Emulated and with both processors busy, a boot was seen to take 25 s.
 const BOOT: Duration = Duration::from_secs(180);
+pub(crate) const MACHINE: &str = "machine.json";
 /// For a script that names no limit of its own.
 const SCRIPT: Duration = Duration::from_secs(120);
 
@@ -76,7 +79,8 @@ impl Guest {
         let folder = scope.folder().join(&machine.name);
         make_folder(&folder)?;
         for disk in disks {
-            let slot = if disk.needs_slot() { Some(machine.free_slot().ok_or_else(|| no_slot(disk))?) } else { None };
+            let slot =
+                if disk.needs_slot() { Some(machine.free_slot().ok_or_else(|| disks::no_slot(disk))?) } else { None };
             disk.make_file(&folder.join(disk_file(&disk.id)))?;
             machine.disks.push(Plugged { disk: disk.clone(), slot });
         }
@@ -95,9 +99,7 @@ impl Guest {
     /// A machine that another program started.
     pub(crate) fn attach(scope: &Arc<Scope>, name: &str) -> Result<Self> {
         let folder = scope.folder().join(name);
-        let file = folder.join("machine.json");
-        let text = fs::read_to_string(&file).context(|| format!("looking for {name} in rig {}", scope.name()))?;
-        let machine = serde_json::from_str(&text).map_err(|err| Error::unexpected(file.display().to_string(), err))?;
+        let machine = Machine::read(&folder.join(MACHINE))?;
         let qemu = Process::from_record(&scope.pids().join(format!("qemu-{name}.pid"))).filter(Process::is_alive);
         let running = match qemu {
             Some(qemu) => Some(Running { qemu, agent: Arc::new(Agent::connect(name, &folder.join(SHELL_SOCKET))?) }),
@@ -119,6 +121,10 @@ impl Guest {
 
     /// Starts QEMU; [`Guest::wait`] waits for the machine.
     pub(crate) fn power_on(&self) -> Result<()> {
+        self.launch(&[])
+    }
+
+    fn launch(&self, more: &[String]) -> Result<()> {
         let machine = self.machine().clone();
         let arguments = machine.arguments(&self.folder, accelerator(&machine.kernel));
         for socket in [AGENT_SOCKET, SHELL_SOCKET, QMP_SOCKET] {
@@ -129,7 +135,7 @@ impl Guest {
             None => Run::new("qemu-system-x86_64"),
         };
         let log = self.scope.log(&format!("qemu-{}", self.name));
-        let qemu = qemu.args(arguments).spawn(&format!("qemu-{}", self.name), &log, &self.scope.pids())?;
+        let qemu = qemu.args(arguments).args(more).spawn(&format!("qemu-{}", self.name), &log, &self.scope.pids())?;
         let socket = self.folder.join(self.port);
         let connect = || {
             qemu.check()?;
@@ -190,68 +196,6 @@ impl Guest {
         agent.push(path, bytes.as_ref(), SCRIPT)
     }
 
-    /// Plugs a new disk in while the machine runs, and waits until the guest sees it.
-    pub fn plug_disk(&self, disk: &Disk) -> Result<()> {
-        disk.make_file(&self.disk_file(&disk.id))?;
-        self.plug_disk_again(disk)
-    }
-
-    /// Plugs in a disk that was pulled out, with what was on it.
-    pub fn plug_disk_again(&self, disk: &Disk) -> Result<()> {
-        let slot = {
-            let machine = self.machine();
-            if disk.needs_slot() { Some(machine.free_slot().ok_or_else(|| no_slot(disk))?) } else { None }
-        };
-        match disk.bus {
-            crate::disk::Bus::Virtio => {}
-            crate::disk::Bus::Scsi { .. } => drop(self.sh("modprobe -a virtio_scsi sd_mod")?),
-            crate::disk::Bus::Nvme => drop(self.sh("modprobe nvme")?),
-        }
-        let mut qmp = self.qmp()?;
-        qmp.ask("blockdev-add", disk.backend(&self.disk_file(&disk.id)))?;
-        qmp.ask("device_add", disk.device(&slot.map(slot_name).unwrap_or_default()))?;
-        let mut machine = self.machine();
-        machine.disks.push(Plugged { disk: disk.clone(), slot });
-        self.remember(&machine)?;
-        drop(machine);
-        let path = disk.path_in_guest();
-        self.sh(&format!(
-            "for try in $(seq 600); do [ -b {path} ] && exit; sleep 0.05; done; ls -l /dev/disk/by-id; exit 1"
-        ))
-        .context(|| format!("waiting for {path} on {}", self.name))?;
-        Ok(())
-    }
-
-    /// Pulls a disk out while the machine runs. Its file stays.
-    pub fn pull_disk(&self, id: &str) -> Result<Disk> {
-        let disk = self.plugged(id)?.disk;
-        let mut qmp = self.qmp()?;
-        qmp.ask("device_del", json!({ "id": disk.device_id() }))?;
-        // QEMU lets go of the file once the guest has let go of the device.
-        let began = Instant::now();
-        while let Err(err) = qmp.ask("blockdev-del", json!({ "node-name": disk.node_name() })) {
-            if began.elapsed() > Duration::from_secs(20) {
-                return Err(err);
-            }
-            sleep(Duration::from_millis(20));
-        }
-        let mut machine = self.machine();
-        machine.disks.retain(|plugged| plugged.disk.id != id);
-        self.remember(&machine)?;
-        Ok(disk)
-    }
-
-    /// Makes a disk larger while the machine runs. In bytes. QEMU refuses it for NVMe.
-    pub fn resize_disk(&self, id: &str, size: u64) -> Result<()> {
-        let node = self.plugged(id)?.disk.node_name();
-        self.qmp()?.ask("block_resize", json!({ "node-name": node, "size": size }))?;
-        let mut machine = self.machine();
-        for plugged in machine.disks.iter_mut().filter(|plugged| plugged.disk.id == id) {
-            plugged.disk.size = size;
-        }
-        self.remember(&machine)
-    }
-
     /// The disk's file on this machine.
     pub fn disk_file(&self, id: &str) -> PathBuf {
         self.folder.join(disk_file(id))
@@ -302,12 +246,6 @@ impl Guest {
         Tail::files([(format!("{}'s console", self.name), self.folder.join(CONSOLE))])
     }
 
-    fn plugged(&self, id: &str) -> Result<Plugged> {
-        let machine = self.machine();
-        let found = machine.disks.iter().find(|plugged| plugged.disk.id == id).cloned();
-        found.ok_or_else(|| Error::unexpected(format!("disk {id}"), format!("{} has none of this name", self.name)))
-    }
-
     fn parts(&self) -> Result<(Process, Arc<Agent>)> {
         match &*self.running() {
             Some(running) => Ok((running.qemu.clone(), Arc::clone(&running.agent))),
@@ -330,10 +268,6 @@ impl Guest {
 
     fn remember(&self, machine: &Machine) -> Result<()> {
         let text = serde_json::to_string_pretty(machine).map_err(|err| Error::unexpected("a machine", err))?;
-        write(&self.folder.join("machine.json"), &text)
+        write(&self.folder.join(MACHINE), &text)
     }
-}
-
-fn no_slot(disk: &Disk) -> Error {
-    Error::unexpected(format!("disk {}", disk.id), "all slots of the machine are taken")
 }

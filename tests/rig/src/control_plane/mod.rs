@@ -1,5 +1,7 @@
 //! A real control plane: etcd, API server, controller-manager and scheduler, in a network of their own.
 
+mod programs;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -19,6 +21,7 @@ use crate::{
     pki::Pki,
     progress::{say, wait_until},
     run::{Output, Process, Run},
+    saved,
     scope::Scope,
 };
 
@@ -60,35 +63,65 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Several may run at once, under different names.
     pub fn start(name: &str, options: Options) -> Result<Self> {
+        let cluster = Self::prepared(name, options)?;
+        make_certificates(&cluster.scope, &cluster.pki)?;
+        cluster.run()?;
+        Ok(cluster)
+    }
+
+    /// As [`ControlPlane::start`], with nodes that are Ready: within seconds, from a running cluster of just this kind
+    /// that was saved before. Disks are plugged in at the end. The nodes are in the order given.
+    pub fn start_with_nodes(
+        name: &str,
+        options: &Options,
+        nodes: &[(&str, NodeOptions)],
+    ) -> Result<(Self, Vec<Arc<Node>>)> {
+        match saved::restore(name, options, nodes) {
+            Ok(restored) => return Ok(restored),
+            Err(err) => say(format!("starting {name} from nothing, as a saved one can't be used: {}", err.chain())),
+        }
+        let cluster = Self::start(name, options.clone())?;
+        let nodes = cluster.add_nodes(nodes)?;
+        Ok((cluster, nodes))
+    }
+
+    /// The folder and the network; nothing runs yet, and there are no certificates.
+    pub(crate) fn prepared(name: &str, options: Options) -> Result<Self> {
         let parts = Parts::ensure()?;
         let scope = Arc::new(Scope::create(name)?);
         network::create(&scope)?;
-        let pki = make_certificates(&scope)?;
         let timing = options.timing;
-        let nodes = Mutex::default();
-        let cluster = Self { scope, parts, pki, timing, options, nodes, numbers: Mutex::default() };
-        say("network and certificates");
-        write(&cluster.scope.folder().join("timing"), if timing == Timing::Fast { "fast" } else { "default" })?;
+        write(&scope.folder().join("timing"), if timing == Timing::Fast { "fast" } else { "default" })?;
+        let pki = Pki::at(&scope.folder().join("pki"));
+        Ok(Self { scope, parts, pki, timing, options, nodes: Mutex::default(), numbers: Mutex::default() })
+    }
 
-        cluster.spawn_etcd()?;
-        cluster.spawn_api_server()?;
-        cluster.wait_for_api_server()?;
+    /// Starts the programs, and waits until each does its work.
+    pub(crate) fn run(&self) -> Result<()> {
+        self.spawn_etcd()?;
+        self.spawn_api_server()?;
+        self.wait_for_api_server()?;
         say("API server ready");
         // Started after it, so that none of them backs off for seconds from one that is not there yet.
-        cluster.spawn_controller_manager()?;
-        cluster.spawn_scheduler()?;
-        let port = network::forward(&cluster.scope)?;
-        let outside = cluster.pki.kubeconfig(&format!("https://127.0.0.1:{port}"), "admin")?;
-        write(&cluster.kubeconfig_path(), &outside)?;
+        self.spawn_controller_manager()?;
+        self.spawn_scheduler()?;
+        let port = network::forward(&self.scope)?;
+        let outside = self.pki.kubeconfig(&format!("https://127.0.0.1:{port}"), "admin")?;
+        write(&self.kubeconfig_path(), &outside)?;
         let account = ["get", "serviceaccount", "default", "--namespace=default"];
-        cluster.until("the controller-manager", || Ok(cluster.try_kubectl(account)?.status.success().then_some(())))?;
-        cluster.until("the scheduler", || {
-            let args = ["get", "--raw", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"];
-            cluster.process("kube-scheduler")?.check()?;
-            Ok(cluster.try_kubectl(args)?.status.success().then_some(()))
+        self.until("the controller-manager", || {
+            self.process("kube-controller-manager")?.check()?;
+            Ok(self.try_kubectl(account)?.status.success().then_some(()))
         })?;
+        self.process("kube-scheduler")?.check()?;
         say("control plane ready");
-        Ok(cluster)
+        Ok(())
+    }
+
+    pub(crate) fn take_in(&self, node: Node) -> Arc<Node> {
+        let node = Arc::new(node);
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&node));
+        node
     }
 
     /// One that another program started and kept.
@@ -108,8 +141,8 @@ impl ControlPlane {
             numbers: Mutex::default(),
         };
         for name in cluster.scope.guests() {
-            let node = Arc::new(Node::attach(&cluster, &name)?);
-            cluster.nodes.lock().unwrap_or_else(PoisonError::into_inner).push(node);
+            let node = Node::attach(&cluster, &name)?;
+            cluster.take_in(node);
         }
         Ok(cluster)
     }
@@ -126,9 +159,7 @@ impl ControlPlane {
 
     /// Boots a machine and makes it a node. Several may be added side by side, from threads.
     pub fn add_node(&self, name: &str, options: &NodeOptions) -> Result<Arc<Node>> {
-        let node = Arc::new(Node::join(self, name, options)?);
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&node));
-        Ok(node)
+        Ok(self.take_in(Node::join(self, name, options)?))
     }
 
     /// Boots several machines at once and returns when all are Ready, in the order given.
@@ -272,98 +303,10 @@ impl ControlPlane {
             }
         }
     }
-
-    fn spawn_etcd(&self) -> Result<()> {
-        let data = format!("--data-dir={}", self.scope.folder().join("etcd").display());
-        let args = [
-            "--name=rig",
-            &data,
-            "--listen-client-urls=http://127.0.0.1:2379",
-            "--advertise-client-urls=http://127.0.0.1:2379",
-            "--listen-peer-urls=http://127.0.0.1:2380",
-            "--initial-advertise-peer-urls=http://127.0.0.1:2380",
-            "--initial-cluster=rig=http://127.0.0.1:2380",
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-            // Alone, it elects itself as soon as it may.
-            "--heartbeat-interval=10",
-            "--election-timeout=50",
-        ];
-        self.spawn("etcd", args.map(str::to_owned).to_vec())
-    }
-
-    fn spawn_api_server(&self) -> Result<()> {
-        let file = |name: &str, end: &str| self.pki.file(name, end).display().to_string();
-        let mut args = vec![
-            "--etcd-servers=http://127.0.0.1:2379".to_owned(),
-            "--bind-address=0.0.0.0".to_owned(),
-            "--secure-port=443".to_owned(),
-            format!("--advertise-address={HOST}"),
-            "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
-            format!("--tls-cert-file={}", file("apiserver", "crt")),
-            format!("--tls-private-key-file={}", file("apiserver", "key")),
-            format!("--client-ca-file={}", file("ca", "crt")),
-            format!("--kubelet-certificate-authority={}", file("ca", "crt")),
-            format!("--kubelet-client-certificate={}", file("kubelet-client", "crt")),
-            format!("--kubelet-client-key={}", file("kubelet-client", "key")),
-            "--kubelet-preferred-address-types=InternalIP".to_owned(),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            format!("--service-account-key-file={}", file("sa", "pub")),
-            format!("--service-account-signing-key-file={}", file("sa", "key")),
-            "--authorization-mode=Node,RBAC".to_owned(),
-            "--enable-admission-plugins=NodeRestriction".to_owned(),
-            "--allow-privileged=true".to_owned(),
-            "--enable-aggregator-routing=true".to_owned(),
-            "--profiling=false".to_owned(),
-        ];
-        args.extend(self.options.api_server.iter().cloned());
-        self.spawn(API_SERVER, args)
-    }
-
-    fn spawn_controller_manager(&self) -> Result<()> {
-        let folder = self.scope.folder();
-        let mut args = vec![
-            format!("--kubeconfig={}", folder.join("controller-manager.kubeconfig").display()),
-            "--leader-elect=false".to_owned(),
-            "--use-service-account-credentials=true".to_owned(),
-            format!("--root-ca-file={}", self.pki.file("ca", "crt").display()),
-            format!("--service-account-private-key-file={}", self.pki.file("sa", "key").display()),
-            "--kube-api-qps=300".to_owned(),
-            "--kube-api-burst=600".to_owned(),
-            "--bind-address=127.0.0.1".to_owned(),
-            "--profiling=false".to_owned(),
-        ];
-        if self.timing == Timing::Fast {
-            args.extend(["--node-monitor-period=1s", "--node-monitor-grace-period=6s"].map(str::to_owned));
-        }
-        args.extend(self.options.controller_manager.iter().cloned());
-        self.spawn("kube-controller-manager", args)
-    }
-
-    fn spawn_scheduler(&self) -> Result<()> {
-        let config = self.scope.folder().join("scheduler.kubeconfig");
-        let mut args = vec![
-            format!("--kubeconfig={}", config.display()),
-            "--leader-elect=false".to_owned(),
-            "--bind-address=127.0.0.1".to_owned(),
-            "--profiling=false".to_owned(),
-            "--kube-api-qps=300".to_owned(),
-            "--kube-api-burst=600".to_owned(),
-        ];
-        args.extend(self.options.scheduler.iter().cloned());
-        self.spawn("kube-scheduler", args)
-    }
-
-    fn spawn(&self, name: &str, args: Vec<String>) -> Result<()> {
-        Run::in_network(&self.scope.network(), self.parts.program(name))
-            .args(args)
-            .spawn(name, &self.scope.log(name), &self.scope.pids())
-            .map(drop)
-    }
 }
 
-fn make_certificates(scope: &Scope) -> Result<Pki> {
-    let pki = Pki::create(&scope.folder().join("pki")).context(|| "making certificates".to_owned())?;
+fn make_certificates(scope: &Scope, pki: &Pki) -> Result<()> {
+    pki.create_authority().context(|| "making certificates".to_owned())?;
     let names = format!(
         "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:{HOST},IP:{SERVICE}"
     );
@@ -378,5 +321,6 @@ fn make_certificates(scope: &Scope) -> Result<Pki> {
         let config = pki.kubeconfig(&format!("https://{HOST}"), name)?;
         write(&scope.folder().join(format!("{name}.kubeconfig")), &config)?;
     }
-    Ok(pki)
+    say("certificates made");
+    Ok(())
 }
