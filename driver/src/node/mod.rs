@@ -22,6 +22,9 @@ mod volume;
 mod volumes;
 mod watching;
 
+#[cfg(test)]
+mod api_tests;
+
 use std::{
     future::Future,
     net::SocketAddr,

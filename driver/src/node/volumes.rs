@@ -194,7 +194,7 @@ pub fn work(
         .run(reconcile, error_policy, Arc::new(context))
         .for_each(|outcome| async {
             if let Err(error) = outcome {
-                tracing::warn!(error = runtime::chain(&error), "a volume is tried again");
+                tracing::warn!(error = runtime::chain(&error), "the work on volumes met an error and goes on");
             }
         });
     (store, work)

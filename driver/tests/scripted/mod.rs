@@ -67,6 +67,20 @@ impl Scripted {
         let _ = self.changed.send(());
     }
 
+    /// An LV that is there, with no object.
+    pub fn seed(&self, name: &str, class: &str) {
+        let seen = SeenVolume {
+            name: name.to_owned(),
+            class: class.to_owned(),
+            vg_uuid: uuid(class),
+            lv_uuid: uuid(name),
+            size: 64 << 20,
+            claim: None,
+            used: true,
+        };
+        self.table.lock().unwrap().volumes.insert(name.to_owned(), seen);
+    }
+
     pub fn fail(&self, call: &'static str, status: Option<Status>) {
         let failing = &mut self.table.lock().unwrap().failing;
         match status {
@@ -93,7 +107,8 @@ impl Scripted {
     }
 }
 
-fn uuid(of: &str) -> String {
+/// The UUID that an LV or a group of this name has.
+pub fn uuid(of: &str) -> String {
     let hash = crds::names::fnv1a_128(of.as_bytes());
     format!(
         "{}-{}-{}-{}-{}-{}-{}",
@@ -108,7 +123,7 @@ fn uuid(of: &str) -> String {
 }
 
 impl Table {
-    fn report(&self, spec: &NodeStorageSpec) -> Report {
+    pub fn report(&self, spec: &NodeStorageSpec) -> Report {
         let class_of = |disk: &str| self.groups.iter().find(|(_, its)| *its == disk).map(|(class, _)| class.clone());
         let device = |disk: &String| {
             let class = class_of(disk);
