@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fmt::Write};
 use crds::{
     condition::{self, kind, reason},
     node_storage::{
-        Agent, DeviceState, GroupState, NodeStorageSpec, NodeStorageStatus, Operation, Orphan, PlanStatus, Summary,
-        VolumeGroupStatus,
+        Agent, Device, DeviceState, GroupState, NodeStorageSpec, NodeStorageStatus, Operation, Orphan, PlanStatus,
+        Summary, VolumeGroupStatus, device_reason,
     },
     quantity,
     storage_cluster::ExecutionPolicy,
@@ -265,7 +265,23 @@ fn state(look: &Look<'_>) -> State {
             look.report.troubles.iter().map(|(class, sentence)| format!("{class}: {sentence}")).collect();
         return say(Level::Broken, reason, sentences.join("; "));
     }
+    let uncleared = uncleared(look.report);
+    if !uncleared.is_empty() {
+        let ids = uncleared.join(", ");
+        return say(
+            Level::Working,
+            reason::WORKING,
+            format!("waits for the operator, which makes sure that no other node sees the same devices: {ids}"),
+        );
+    }
     say(Level::AsWanted, reason::AS_WANTED, as_wanted(look.report))
+}
+
+fn uncleared(report: &Report) -> Vec<&str> {
+    let waits = |device: &&Device| {
+        device.state == DeviceState::Wanted && device.reasons.iter().any(|r| r.code == device_reason::NOT_CLEARED)
+    };
+    report.devices.iter().filter(waits).map(|device| device.id.as_str()).collect()
 }
 
 fn bad_group(group: &VolumeGroupStatus) -> Option<String> {

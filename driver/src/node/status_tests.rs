@@ -1,4 +1,4 @@
-use crds::node_storage::{AssignedClass, Device, DeviceReason, Loss, PlanStep, device_reason};
+use crds::node_storage::{AssignedClass, DeviceReason, Loss, PlanStep};
 use lvmd::report::SeenVolume;
 
 use super::*;
@@ -165,6 +165,10 @@ fn what_a_look_found_decides_what_is_ready() {
     let partial = Report { volume_groups: vec![group(GroupState::Partial)], ..quiet() };
     let trouble =
         |groups| Report { troubles: vec![("fast".into(), "no blank device".into())], volume_groups: groups, ..quiet() };
+    let mut waiting = quiet();
+    waiting.devices[1].state = DeviceState::Wanted;
+    waiting.devices[1].reasons =
+        vec![DeviceReason { code: device_reason::NOT_CLEARED.into(), message: "not yet".into() }];
     let (enforce, only_plan, pause) = (ExecutionPolicy::Enforce, ExecutionPolicy::Plan, ExecutionPolicy::Pause);
     for (name, report, policy, reason, [ready, progressing, degraded]) in [
         ("quiet", quiet(), enforce, reason::AS_WANTED, ["True", "False", "False"]),
@@ -174,6 +178,7 @@ fn what_a_look_found_decides_what_is_ready() {
         ("a pause", with_plan(&[false]), pause, reason::PAUSED, ["False", "False", "False"]),
         ("a guarded step", with_plan(&[true]), enforce, reason::APPROVAL_NEEDED, ["False", "False", "False"]),
         ("a missing device", partial, enforce, reason::GROUP_MISSING, ["False", "False", "True"]),
+        ("a device that is not cleared", waiting, enforce, reason::WORKING, ["False", "True", "False"]),
         ("no group", trouble(Vec::new()), enforce, reason::NO_GROUP, ["False", "False", "True"]),
         (
             "a refused device",
