@@ -14,7 +14,7 @@ use crate::{
         report::{Group, ReportError, groups},
     },
     name::{Bytes, ClusterId},
-    node::Node,
+    node::{GroupError, Node},
     plan::groups::Step,
     run::{Run, RunError},
     seen::{LookError, Seen},
@@ -33,6 +33,8 @@ pub enum StepError {
     Begin { step: String, source: std::io::Error },
     #[error("could not {step}: its group is not there any more")]
     NoGroup { step: String },
+    #[error("could not {step}: its group can not be read")]
+    Group { step: String, source: GroupError },
     #[error("could not look again before: {step}")]
     Look { step: String, source: LookError },
     #[error("could not see what came of: {step}")]
@@ -46,7 +48,7 @@ pub struct Done {
     pub failed: Vec<StepError>,
 }
 
-pub async fn carry_out<R: Run>(steps: Vec<Step>, cluster: &ClusterId, deny: &[String], node: &Node<R>) -> Done {
+pub async fn carry_out<R: Run>(steps: Vec<Step>, cluster: &ClusterId, node: &Node<R>) -> Done {
     let mut all = Done::default();
     let mut stopped = Vec::new();
     for step in steps {
@@ -55,7 +57,7 @@ pub async fn carry_out<R: Run>(steps: Vec<Step>, cluster: &ClusterId, deny: &[St
         }
         let _turn = node.turns.wait(Subject::Group(step.class().to_string())).await;
         tracing::info!(%step, "carrying out");
-        match one(&step, cluster, deny, node).await {
+        match one(&step, cluster, node).await {
             Ok(()) => all.done.push(step.to_string()),
             Err(err) => {
                 tracing::error!(error = runtime::chain(&err), "a step failed");
@@ -67,33 +69,31 @@ pub async fn carry_out<R: Run>(steps: Vec<Step>, cluster: &ClusterId, deny: &[St
     all
 }
 
-async fn one<R: Run>(step: &Step, cluster: &ClusterId, deny: &[String], node: &Node<R>) -> Result<(), StepError> {
-    // The whole look again, not only these disks: what is mounted, what is above and below them, which groups there
-    // are may have changed since the step before.
-    let seen = node.look(deny).await.map_err(|source| StepError::Look { step: step.to_string(), source })?;
+async fn one<R: Run>(step: &Step, cluster: &ClusterId, node: &Node<R>) -> Result<(), StepError> {
+    // What is mounted, what is above and below these disks, and what is on them may have changed since the plan.
+    let ids = step.disks().iter().map(BlankDisk::id).collect();
+    let seen = node.looker.look_at(&ids, &node.run).await;
+    let seen = seen.map_err(|source| StepError::Look { step: step.to_string(), source })?;
     let held = step.disks().iter().map(|disk| Held::take(disk, &seen)).collect::<Result<Vec<_>, _>>();
     let held = held.map_err(|(disk, now)| StepError::Changed { step: step.to_string(), disk, now })?;
     let devices = held.iter().map(|disk| (disk.node.as_path(), disk.size)).collect::<Vec<_>>();
-    let argv = match step {
+    let (before, argv) = match step {
         Step::CreateGroup { class, group, extent, .. } => {
-            command::create_group(group, cluster, class, *extent, &devices)
+            (None, command::create_group(group, cluster, class, *extent, &devices))
         }
-        Step::ExtendGroup { disk: _, .. } => {
-            let group = target(step, cluster, &seen).ok_or_else(|| StepError::NoGroup { step: step.to_string() })?;
-            match devices.as_slice() {
-                [(path, size)] => command::extend_group(group, path, *size),
-                _ => return Err(StepError::NoGroup { step: step.to_string() }),
-            }
+        Step::ExtendGroup { .. } => {
+            let group = target(step, cluster, node).await?;
+            let argv = devices.first().map(|(path, size)| command::extend_group(&group, path, *size));
+            (Some(group), argv.ok_or_else(|| StepError::NoGroup { step: step.to_string() })?)
         }
     };
     let begin = |source| StepError::Begin { step: step.to_string(), source };
-    let begun = step.disks().iter().map(|disk| (disk.id(), disk.size()));
-    node.looker.begun.write(begun).map_err(begin)?;
+    node.looker.begun.write(step.disks().iter().map(|disk| (disk.id(), disk.size()))).map_err(begin)?;
     let outcome = {
         let _exclusive = node.looker.exclusive.lock().await;
         node.run.run(argv).await
     };
-    settle(step, cluster, node, &held, &seen).await.map_err(|err| match (err, outcome) {
+    settle(step, cluster, node, &held, before.as_ref()).await.map_err(|err| match (err, outcome) {
         // What LVM said explains what is missing.
         (StepError::NotDone { step, .. }, Err(source)) => StepError::Run { step, source },
         (err, _) => err,
@@ -107,21 +107,29 @@ async fn settle<R: Run>(
     cluster: &ClusterId,
     node: &Node<R>,
     held: &[Held],
-    seen: &Seen,
+    before: Option<&Group>,
 ) -> Result<(), StepError> {
-    let before = target(step, cluster, seen);
     let nodes = before.into_iter().flat_map(Group::nodes).chain(held.iter().map(|disk| disk.node.as_path()));
     let now = groups(&*node.run, &nodes.collect::<Vec<_>>()).await;
     let now = now.map_err(|source| StepError::Report { step: step.to_string(), source })?.groups;
-    let done = now.iter().any(|group| {
+    let done = now.into_iter().find(|group| {
         let members = group.nodes().collect::<Vec<_>>();
         is_target(group, step, cluster) && held.iter().all(|disk| members.contains(&disk.node.as_path()))
     });
-    if done { Ok(()) } else { Err(StepError::NotDone { step: step.to_string(), group: step.group().to_string() }) }
+    match done {
+        Some(group) => {
+            node.remember(&group);
+            Ok(())
+        }
+        None => Err(StepError::NotDone { step: step.to_string(), group: step.group().to_string() }),
+    }
 }
 
-fn target<'a>(step: &Step, cluster: &ClusterId, seen: &'a Seen) -> Option<&'a Group> {
-    seen.groups.iter().find(|group| is_target(group, step, cluster))
+/// The group that a step extends, as it is now.
+async fn target<R: Run>(step: &Step, cluster: &ClusterId, node: &Node<R>) -> Result<Group, StepError> {
+    let group = node.asked_group(cluster, step.class()).await;
+    let group = group.map_err(|source| StepError::Group { step: step.to_string(), source })?;
+    group.filter(|group| is_target(group, step, cluster)).ok_or_else(|| StepError::NoGroup { step: step.to_string() })
 }
 
 fn is_target(group: &Group, step: &Step, cluster: &ClusterId) -> bool {

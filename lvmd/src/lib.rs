@@ -135,7 +135,10 @@ async fn wait_for_lock(system: Arc<System>) {
 /// Without the kernel's events the node is looked at by the timer of `driver node` alone.
 async fn watch(node: Arc<Node<System>>, listeners: Arc<broadcast::Sender<()>>) {
     match uevents::open() {
-        Ok(events) => uevents::watch(events, node.turns.clone(), listeners).await,
+        Ok(events) => {
+            node.hears();
+            uevents::watch(events, node.turns.clone(), || node.changed(), listeners).await;
+        }
         Err(error) => {
             tracing::error!(%error, "the kernel's events can not be heard: new disks are seen at the next rescan only");
         }

@@ -1,8 +1,8 @@
 //! The node that lvmd looks after: what its calls share, and the groups it has seen.
 
 use std::{
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crds::{names::tag, storage_cluster::Discovery};
@@ -10,7 +10,10 @@ use crds::{names::tag, storage_cluster::Discovery};
 use crate::{
     begun::Begun,
     disk::look::Eyes,
-    lvm::report::{Group, ReportError, groups},
+    lvm::{
+        metadata,
+        report::{Group, ReportError, groups},
+    },
     mount::stats::Asked,
     name::{ClassName, ClusterId, LvmUuid, VolumeName},
     run::Run,
@@ -23,9 +26,35 @@ pub struct Node<R> {
     pub looker: Looker,
     pub turns: Turns,
     pub asked: Asked,
-    known: Mutex<Vec<Group>>,
+    /// The folder in which LVM keeps its copies of metadata.
+    lvm: PathBuf,
+    known: Mutex<Known>,
     /// The deny list of the last plan.
     deny: Mutex<Vec<String>>,
+}
+
+/// The groups that were seen last.
+#[derive(Default)]
+struct Known {
+    groups: Vec<Entry>,
+    /// Whether the kernel's events are heard: without them nothing that was seen is trusted later.
+    hears: bool,
+    /// How often others' changes were heard of.
+    changes: u64,
+}
+
+struct Entry {
+    group: Group,
+    /// Nothing was heard of a change since, but lvmd's own.
+    trusted: bool,
+}
+
+impl Known {
+    fn put(&mut self, group: Group, changes: u64, doubled: bool) {
+        let trusted = self.hears && self.changes == changes && group.missing == 0 && !doubled;
+        self.groups.retain(|known| known.group.uuid != group.uuid);
+        self.groups.push(Entry { group, trusted });
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -41,27 +70,43 @@ pub enum GroupError {
 }
 
 impl<R: Run> Node<R> {
-    pub fn new(run: Arc<R>, kubelet_root: PathBuf, state: &std::path::Path) -> Self {
+    pub fn new(run: Arc<R>, kubelet_root: PathBuf, state: &Path) -> Self {
+        let looker =
+            Looker { eyes: Eyes::default(), kubelet_root, begun: Begun::below(state), exclusive: Arc::default() };
         Self {
             run,
-            looker: Looker {
-                eyes: Eyes::default(),
-                kubelet_root,
-                begun: Begun::below(state),
-                exclusive: Arc::default(),
-            },
+            looker,
             turns: Turns::default(),
             asked: Asked::default(),
+            lvm: state.join("lvm"),
             known: Mutex::default(),
             deny: Mutex::new(Discovery::default().deny),
         }
     }
 
+    /// From now on somebody calls [`Node::changed`] when others may have changed something.
+    pub fn hears(&self) {
+        self.known().hears = true;
+    }
+
+    /// Others may have changed groups or devices: what was seen is not trusted any more.
+    pub fn changed(&self) {
+        let mut known = self.known();
+        known.changes += 1;
+        known.groups.iter_mut().for_each(|entry| entry.trusted = false);
+    }
+
     /// Looks at everything, and remembers the groups.
     pub async fn look(&self, deny: &[String]) -> Result<Seen, LookError> {
         deny.clone_into(&mut self.deny.lock().unwrap_or_else(PoisonError::into_inner));
+        let changes = self.known().changes;
         let seen = self.looker.look(deny, &self.run).await?;
-        seen.groups.clone_into(&mut self.known());
+        let mut known = self.known();
+        known.groups.clear();
+        for group in &seen.groups {
+            known.put(group.clone(), changes, seen.is_doubled(group));
+        }
+        drop(known);
         Ok(seen)
     }
 
@@ -70,21 +115,37 @@ impl<R: Run> Node<R> {
         self.deny.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The group of a class, from memory where that is trusted. For decisions that LVM itself checks once more.
+    pub async fn group(&self, cluster: &ClusterId, class: &ClassName) -> Result<Option<Group>, GroupError> {
+        {
+            let known = self.known();
+            let mut ours = known.groups.iter().filter(|entry| is_ours(&entry.group, cluster, class));
+            if let (Some(entry), None) = (ours.next(), ours.next())
+                && entry.trusted
+            {
+                return Ok(Some(entry.group.clone()));
+            }
+        }
+        self.asked_group(cluster, class).await
+    }
+
     /// The group of a class as it is now: one LVM process where its devices are known, a whole look otherwise. `None`:
     /// no device of this node shows such a group.
-    pub async fn group(&self, cluster: &ClusterId, class: &ClassName) -> Result<Option<Group>, GroupError> {
-        let ours =
-            |group: &Group| group.has_tag(tag::CLUSTER, cluster.as_str()) && group.has_tag(tag::CLASS, class.as_str());
-        let known = self.known().iter().filter(|group| ours(group)).cloned().collect::<Vec<_>>();
+    pub async fn asked_group(&self, cluster: &ClusterId, class: &ClassName) -> Result<Option<Group>, GroupError> {
+        let known = {
+            let known = self.known();
+            let ours = known.groups.iter().map(|entry| &entry.group).filter(|group| is_ours(group, cluster, class));
+            ours.cloned().collect::<Vec<_>>()
+        };
         if let [known] = known.as_slice()
             && let Ok(Some(now)) = self.again(known).await
             && now.missing == 0
-            && ours(&now)
+            && is_ours(&now, cluster, class)
         {
             return Ok(Some(now));
         }
         let seen = self.look(&self.deny()).await?;
-        let mut found = seen.groups.iter().filter(|group| ours(group));
+        let mut found = seen.groups.iter().filter(|group| is_ours(group, cluster, class));
         match (found.next(), found.count()) {
             (None, _) => Ok(None),
             (Some(group), 0) if seen.is_doubled(group) => Err(GroupError::Doubled(group.name.to_string())),
@@ -93,32 +154,58 @@ impl<R: Run> Node<R> {
         }
     }
 
-    /// A group that was seen before, as it is now. `None`: its devices are not what they were.
+    /// A group that was seen before, as LVM says it is now. `None`: its devices are not what they were.
     pub async fn again(&self, before: &Group) -> Result<Option<Group>, ReportError> {
+        let changes = self.known().changes;
         let nodes = before.nodes().collect::<Vec<_>>();
         let now = groups(&*self.run, &nodes).await?.groups.into_iter().find(|group| group.uuid == before.uuid);
         if let Some(now) = &now {
-            let mut known = self.known();
-            known.retain(|group| group.uuid != now.uuid);
-            known.push(now.clone());
+            self.known().put(now.clone(), changes, false);
         }
         Ok(now)
+    }
+
+    /// A group after an own command: from LVM's copy of what it committed, else by asking.
+    pub async fn after(&self, before: &Group) -> Result<Option<Group>, ReportError> {
+        let changes = self.known().changes;
+        match metadata::read(&self.lvm, before) {
+            Some(now) => {
+                let mut known = self.known();
+                // Where others changed it too, the next one to need it asks.
+                let trusted = known.groups.iter().any(|entry| entry.group.uuid == now.uuid && entry.trusted);
+                let changes = if trusted { changes } else { changes.wrapping_sub(1) };
+                known.put(now.clone(), changes, false);
+                Ok(Some(now))
+            }
+            None => self.again(before).await,
+        }
+    }
+
+    /// Remembers a group that was just reported.
+    pub fn remember(&self, group: &Group) {
+        let mut known = self.known();
+        let changes = known.changes;
+        known.put(group.clone(), changes, false);
     }
 
     /// The group with the LV that carries a volume's name, from what was seen last: for calls that say no more of a
     /// volume than its name. Names of volumes are never used again.
     pub fn with_volume(&self, name: &VolumeName) -> Option<(Group, LvmUuid)> {
-        self.known().iter().find_map(|group| {
+        self.known().groups.iter().find_map(|Entry { group, .. }| {
             let lv = group.lvs.iter().find(|lv| lv.has_tag(tag::VOLUME, name.as_str()))?;
             Some((group.clone(), lv.uuid.clone()))
         })
     }
 
     pub fn with_uuid(&self, uuid: &LvmUuid) -> Option<Group> {
-        self.known().iter().find(|group| group.uuid == *uuid).cloned()
+        self.known().groups.iter().map(|entry| &entry.group).find(|group| group.uuid == *uuid).cloned()
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Vec<Group>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_ours(group: &Group, cluster: &ClusterId, class: &ClassName) -> bool {
+    group.has_tag(tag::CLUSTER, cluster.as_str()) && group.has_tag(tag::CLASS, class.as_str())
 }

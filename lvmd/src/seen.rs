@@ -71,23 +71,33 @@ pub struct Looker {
 impl Looker {
     /// Looks at everything but the content of devices that `deny` names.
     pub async fn look(&self, deny: &[String], run: &Arc<impl Run>) -> Result<Seen, LookError> {
+        let disks = self.disks(run, |disk| is_worth_a_look(disk, deny)).await?;
+        self.with_groups(disks, run).await
+    }
+
+    /// Looks at these devices once more, right before something is written to them.
+    pub async fn look_at(&self, ids: &BTreeSet<&str>, run: &Arc<impl Run>) -> Result<Seen, LookError> {
+        let disks = self.disks(run, |disk| ids.contains(disk.id.as_str())).await?;
+        self.with_groups(disks, run).await
+    }
+
+    /// All devices, and the content of those that are `wanted`.
+    async fn disks(&self, run: &Arc<impl Run>, wanted: impl Fn(&Disk) -> bool) -> Result<Vec<Disk>, LookError> {
         let system = system::read(&Table::read()?, &self.kubelet_root).map_err(LookError::System)?;
         let disks = describe(&list(run).await?, &system);
+        // Not held while LVM reports: each device answers in its time, LVM may not.
+        let _exclusive = self.exclusive.lock().await;
         // Eight at a time: enough to hide a slow one, few enough for a controller with a hundred disks.
-        let exclusive = self.exclusive.lock().await;
-        let disks = stream::iter(disks)
-            .map(|mut disk| async {
-                if is_worth_a_look(&disk, deny) {
+        let looks = disks.into_iter().map(|mut disk| {
+            let wanted = wanted(&disk);
+            async move {
+                if wanted {
                     self.eyes.look(&mut disk, run).await;
                 }
                 disk
-            })
-            .buffered(8)
-            .collect::<Vec<_>>()
-            .await;
-        // Not held while LVM reports: each device above answers in its time, LVM may not.
-        drop(exclusive);
-        self.with_groups(disks, run).await
+            }
+        });
+        Ok(stream::iter(looks).buffered(8).collect().await)
     }
 
     async fn with_groups(&self, mut disks: Vec<Disk>, run: &Arc<impl Run>) -> Result<Seen, LookError> {

@@ -125,7 +125,7 @@ impl Lvmd for Server {
                     "the node has changed and the plan is another one by now: look again",
                 ));
             }
-            Ok(carry_out(plan.steps, &wanted.cluster, &wanted.deny, &node).await)
+            Ok(carry_out(plan.steps, &wanted.cluster, &node).await)
         };
         let what = "carrying out a plan".to_owned();
         let Done { done, failed } =

@@ -113,8 +113,8 @@ fn read(socket: &OwnedFd, told: &mpsc::Sender<Option<Uevent>>) {
     }
 }
 
-/// Tells `listeners` of each burst, as long as there are events to come.
-pub async fn watch(mut events: Events, turns: Turns, listeners: Arc<broadcast::Sender<()>>) {
+/// Calls `heard` at each event that counts, and tells `listeners` of each burst, as long as there are events to come.
+pub async fn watch(mut events: Events, turns: Turns, heard: impl Fn(), listeners: Arc<broadcast::Sender<()>>) {
     let mut first = None::<Instant>;
     loop {
         let event = match first {
@@ -136,6 +136,7 @@ pub async fn watch(mut events: Events, turns: Turns, listeners: Arc<broadcast::S
         let Some(event) = event else { return };
         let echoes = if turns.changed_within(ECHO) { Echoes::Expected } else { Echoes::None };
         if event.is_none_or(|event| event.counts(echoes)) {
+            heard();
             first.get_or_insert_with(Instant::now);
         }
     }

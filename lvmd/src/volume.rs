@@ -52,15 +52,24 @@ pub struct Made {
 }
 
 impl<R: Run> Node<R> {
-    async fn group_of(&self, key: &VolumeKey) -> Result<Group, ChangeError> {
-        let group = self.group(&key.cluster, &key.class).await?;
-        group.ok_or_else(|| VolumeError::NoGroup { class: key.class.to_string() }.into())
+    /// The group of a volume as it is remembered, if what is to be done can be decided by that; else as LVM says it is.
+    async fn group_for<T, E>(
+        &self,
+        key: &VolumeKey,
+        decide: impl Fn(&Group) -> Result<T, E>,
+    ) -> Result<Group, ChangeError> {
+        let none = || VolumeError::NoGroup { class: key.class.to_string() };
+        match self.group(&key.cluster, &key.class).await? {
+            Some(group) if decide(&group).is_ok() => Ok(group),
+            Some(_) => Ok(self.asked_group(&key.cluster, &key.class).await?.ok_or_else(none)?),
+            None => Err(none().into()),
+        }
     }
 
     /// Makes the volume, or finds it.
     pub async fn create_volume(&self, new: &NewVolume) -> Result<Made, ChangeError> {
         let _turn = self.turns.wait(Subject::Group(new.key.class.to_string())).await;
-        let group = self.group_of(&new.key).await?;
+        let group = self.group_for(&new.key, |group| volumes::create(group, new).map(drop)).await?;
         let argv = match volumes::create(&group, new)? {
             Creation::Found(lv) => return Ok(Made { lv: lv.clone(), group }),
             Creation::Make { name, extents, tags } => command::create_volume(&group, &name, extents, &tags),
@@ -85,7 +94,8 @@ impl<R: Run> Node<R> {
         reserve: Bytes,
     ) -> Result<Made, ChangeError> {
         let _turn = self.turns.wait(Subject::Group(key.class.to_string())).await;
-        let group = self.group_of(key).await?;
+        let decide = |group: &Group| volumes::grow(group, existing(group, key, uuid)?, size, reserve);
+        let group = self.group_for(key, decide).await?;
         let lv = existing(&group, key, uuid)?;
         let Some(extents) = volumes::grow(&group, lv, size, reserve)? else {
             return Ok(Made { lv: lv.clone(), group });
@@ -108,7 +118,13 @@ impl<R: Run> Node<R> {
         lv: Option<&LvmUuid>,
     ) -> Result<(), ChangeError> {
         let _turn = self.turns.wait(Subject::Group(key.class.to_string())).await;
-        let group = self.group(&key.cluster, &key.class).await?.filter(|group| vg.is_none_or(|vg| group.uuid == *vg));
+        let there = |group: &Group| vg.is_none_or(|vg| group.uuid == *vg);
+        let found = |group: &Group| there(group) && matches!(volumes::remove(group, key, lv), Ok(Some(_)));
+        let group = match self.group(&key.cluster, &key.class).await? {
+            Some(group) if found(&group) => Some(group),
+            // "Not there" counts only when LVM has just said so.
+            Some(_) | None => self.asked_group(&key.cluster, &key.class).await?.filter(there),
+        };
         let group = match (group, vg) {
             (Some(group), _) => group,
             // No LV was ever reported, and a whole look finds no group that could have one.
@@ -133,8 +149,9 @@ impl<R: Run> Node<R> {
         }
     }
 
+    /// The group after an own command.
     async fn reported(&self, group: &Group) -> Result<Group, ChangeError> {
-        self.again(group).await?.ok_or_else(|| ChangeError::Vanished { group: group.name.to_string() })
+        self.after(group).await?.ok_or_else(|| ChangeError::Vanished { group: group.name.to_string() })
     }
 }
 

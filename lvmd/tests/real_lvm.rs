@@ -2,6 +2,8 @@
 //! nothing. Needs root. Every file, device and group carries the test's prefix and is removed by Drop; `KEEP=1` leaves
 //! them.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -119,7 +121,7 @@ impl Bench {
 
     async fn apply(&self, wanted: &Wanted) -> Done {
         let (plan, _) = self.plan(wanted).await;
-        carry_out(plan.steps, &wanted.cluster, &wanted.deny, &self.node).await
+        carry_out(plan.steps, &wanted.cluster, &self.node).await
     }
 
     async fn made(&self) -> Wanted {
@@ -191,7 +193,7 @@ async fn a_group_is_made_of_the_blank_disks_and_of_no_other() {
     assert_eq!((device.state, device.reasons[0].code.as_str()), (DeviceState::Refused, "HasSignature"));
     assert!(device.reasons[0].message.contains("ext4"), "{}", device.reasons[0].message);
 
-    let done = carry_out(planned.steps, &wanted.cluster, &wanted.deny, &bench.node).await;
+    let done = carry_out(planned.steps, &wanted.cluster, &bench.node).await;
     assert!(done.failed.is_empty(), "{:?}", done.failed);
     assert_eq!(done.done.len(), 2);
 
@@ -261,7 +263,7 @@ async fn a_disk_that_got_data_after_the_plan_is_left_alone() {
     let (plan, _) = bench.plan(&wanted).await;
     bench.node.run.run(Argv::new("/usr/sbin/mkfs.ext4").arg("-q").arg(&a)).await.unwrap();
     let before = checksum(&a);
-    let done = carry_out(plan.steps, &wanted.cluster, &wanted.deny, &bench.node).await;
+    let done = carry_out(plan.steps, &wanted.cluster, &bench.node).await;
     assert_eq!((done.done.len(), done.failed.len()), (0, 1));
     assert_eq!(checksum(&a), before);
     assert_eq!(bench.started("vgcreate"), 0);
@@ -420,4 +422,30 @@ async fn many_at_once_are_each_made_once() {
     let made = futures::future::join_all(all).await;
     assert_eq!(made.into_iter().collect::<BTreeSet<_>>().len(), 6);
     assert_eq!((bench.groups().await[0].lvs.len(), bench.started("lvcreate")), (6, 6));
+}
+
+/// DESIGN 7: one LVM process each, as long as nobody else has changed anything.
+#[tokio::test]
+async fn a_create_a_grow_and_a_delete_are_one_process_each() {
+    let mut bench = Bench::new("cost").await;
+    bench.disk("a", 64).await;
+    bench.node.hears();
+    let wanted = bench.made().await;
+    bench.plan(&wanted).await;
+    bench.node.run.started.lock().unwrap().clear();
+    let new = bench.volume("pvc-1", 4);
+    let made = bench.node.create_volume(&new).await.unwrap();
+    let grown = bench.node.grow_volume(&new.key, Some(&made.lv.uuid), Bytes(8 << 20), Bytes(0)).await.unwrap();
+    assert_eq!(grown.lv.size, Bytes(8 << 20));
+    bench.node.delete_volume(&new.key, Some(&made.group.uuid), Some(&made.lv.uuid)).await.unwrap();
+    let started = bench.node.run.started.lock().unwrap().clone();
+    assert_eq!(started.len(), 3, "{started:#?}");
+
+    // Somebody else's change is heard of, and what was remembered is asked for again.
+    let group = bench.groups().await.remove(0);
+    let argv = Argv::lvm("lvcreate", group.nodes()).args(["-an", "-Zn", "-Wn", "-l100%FREE", "-nother"]);
+    bench.node.run.run(argv.arg(group.name.as_str())).await.unwrap();
+    bench.node.changed();
+    let full = bench.node.create_volume(&new).await.unwrap_err();
+    assert!(matches!(full, ChangeError::Volume(VolumeError::Full { .. })), "{full}");
 }

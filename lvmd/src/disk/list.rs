@@ -333,3 +333,6 @@ fn untouchable<'a>(by_name: &ByName<'a>, system: &SystemDevices) -> BTreeMap<&'a
     }
     all
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,8 @@ use crate::{
 pub struct Group {
     pub name: VgName,
     pub uuid: LvmUuid,
+    /// Counts the changes of its metadata.
+    pub seqno: u64,
     pub tags: BTreeSet<String>,
     pub extent: Bytes,
     pub extents: u64,
@@ -113,7 +115,7 @@ pub fn argv(nodes: &[&Path]) -> Argv {
         "--units=b",
         "--nosuffix",
         "--configreport=vg",
-        "--options=vg_name,vg_uuid,vg_tags,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_systemid,vg_exported,vg_shared",
+        "--options=vg_name,vg_uuid,vg_tags,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count,vg_systemid,vg_exported,vg_shared,vg_seqno",
         "--configreport=pv",
         "--options=pv_name,pv_uuid,pv_missing",
         "--configreport=lv",
@@ -157,6 +159,8 @@ struct VgRow {
     vg_systemid: String,
     vg_exported: String,
     vg_shared: String,
+    #[serde(deserialize_with = "number")]
+    vg_seqno: u64,
 }
 
 #[derive(Deserialize)]
@@ -199,6 +203,7 @@ pub fn parse(json: &str) -> Result<Groups, ReportError> {
         all.groups.push(Group {
             name: VgName::try_from(vg.vg_name)?,
             uuid: LvmUuid::try_from(vg.vg_uuid)?,
+            seqno: vg.vg_seqno,
             tags: tags(&vg.vg_tags),
             extent: Bytes(vg.vg_extent_size),
             extents: vg.vg_extent_count,
@@ -241,7 +246,7 @@ mod tests {
         let [group] = all.groups.as_slice() else { panic!("{all:?}") };
         assert_eq!(group.name.as_str(), "stowage-fast");
         assert!(group.has_tag("stowage.class", "fast") && group.tag("stowage.cluster") == Some("x"));
-        assert_eq!((group.extents, group.free, group.missing, group.extent), (28, 25, 0, Bytes(4 << 20)));
+        assert_eq!((group.extents, group.free, group.missing, group.extent), (28, 7, 0, Bytes(4 << 20)));
         assert_eq!(group.nodes().count(), 2);
         assert_eq!(group.lvs[0].tag("stowage.volume"), Some("pvc-1"));
         assert_eq!(group.lvs[0].size, Bytes(12 << 20));

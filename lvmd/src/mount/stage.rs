@@ -96,8 +96,7 @@ impl<R: Run> Node<R> {
             (Access::Filesystem(_), _) => return Err(purpose(&ask.target, "staging a filesystem")),
             (Access::Block, _) => return Err(purpose(&ask.target, "staging a block device")),
         }
-        let (group, lv) = self.find(&ask.key).await?;
-        let todo = staging(&lv, ask.access)?;
+        let (group, lv, todo) = self.todo(ask).await?;
         let active = self.activate(&group, &lv, &ask.key).await?;
         match todo {
             Staging::Block => Ok(Staged::default()),
@@ -123,11 +122,21 @@ impl<R: Run> Node<R> {
         }
     }
 
-    async fn find(&self, key: &VolumeKey) -> Result<(Group, Lv), StageError> {
-        let group = self.group(&key.cluster, &key.class).await?;
+    /// What was seen before is enough to mount what was made before. Whatever writes to an LV is decided by what LVM
+    /// says now.
+    async fn todo(&self, ask: &Stage) -> Result<(Group, Lv, Staging), StageError> {
+        let key = &ask.key;
+        if let Some(group) = self.group(&key.cluster, &key.class).await?
+            && let Some(lv) = find(&group, key)?.cloned()
+            && let Ok(todo @ (Staging::Mount(..) | Staging::Block)) = staging(&lv, ask.access)
+        {
+            return Ok((group, lv, todo));
+        }
+        let group = self.asked_group(&key.cluster, &key.class).await?;
         let group = group.ok_or_else(|| VolumeError::NoGroup { class: key.class.to_string() })?;
         let lv = find(&group, key)?.cloned().ok_or_else(|| VolumeError::NotFound { name: key.name.to_string() })?;
-        Ok((group, lv))
+        let todo = staging(&lv, ask.access)?;
+        Ok((group, lv, todo))
     }
 
     async fn activate(&self, group: &Group, lv: &Lv, key: &VolumeKey) -> Result<Active, StageError> {
@@ -231,7 +240,7 @@ impl<R: Run> Node<R> {
         let class = group.tag(crds::names::tag::CLASS).unwrap_or_default().to_owned();
         let _turn = self.turns.wait(Subject::Group(class)).await;
         let outcome = self.run.run(command::change_tags(group, lv, remove, add)).await;
-        let now = self.again(group).await?;
+        let now = self.after(group).await?;
         let tags = now.and_then(|now| now.lvs.into_iter().find(|now| now.uuid == lv.uuid)).map(|lv| lv.tags);
         let done = tags.is_some_and(|tags| {
             add.iter().all(|tag| tags.contains(tag.as_str())) && !remove.iter().any(|tag| tags.contains(tag.as_str()))

@@ -67,7 +67,11 @@ fn standing(disk: &Disk, names: &BTreeMap<&str, Vec<&Disk>>, wanted: &Wanted, se
     };
     let refused = |reason| Standing::Settled(verdict(DeviceState::Refused, class, vec![reason]));
     let twins = names.get(disk.id.as_str()).map_or(0, Vec::len);
-    if let Some(reason) = outside(disk, twins, wanted).or_else(|| occupied(disk, seen)) {
+    // Of what no class could have anyway it is not said which one describes it.
+    if let Some(reason) = outside(disk, twins, wanted) {
+        return Standing::Settled(verdict(DeviceState::Refused, None, vec![reason]));
+    }
+    if let Some(reason) = occupied(disk, seen) {
         return refused(reason);
     }
     let Some(blank) = disk.blank() else {

@@ -389,3 +389,6 @@ pub fn trouble(group: &Group, seen: &Seen) -> Option<String> {
     }
     group.foreign.as_ref().map(|why| format!("LVM refuses changes to volume group {name}: {why}"))
 }
+
+#[cfg(test)]
+mod tests;
