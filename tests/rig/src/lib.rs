@@ -45,7 +45,7 @@ pub use agent::Said;
 pub use error::{Error, Result};
 pub use progress::{begin, say};
 
-/// Ends a rig that some program left running, and everything it started. Logs stay.
+/// Ends a rig that some program left running, and everything it started; no rig by this name is no error. Logs stay.
 pub fn down(name: &str) -> Result<()> {
-    scope::Scope::attach(name)?.end()
+    scope::Scope::end_of(name)
 }

@@ -73,6 +73,13 @@ impl Scope {
         Err(Error::unexpected(format!("rig {name}"), "it is not running; `rig up` starts one"))
     }
 
+    /// Ends what is there by this name, whoever made it.
+    pub fn end_of(name: &str) -> Result<()> {
+        check_name(name)?;
+        let scope = Self { name: name.to_owned(), folder: folder_of(name), reaper: Mutex::new(None) };
+        if scope.folder.exists() { scope.end() } else { Ok(()) }
+    }
+
     /// The rig goes on when this program ends, until `rig down`.
     pub fn keep(&self) -> Result<()> {
         let path = self.folder.join("kept");

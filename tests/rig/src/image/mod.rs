@@ -56,7 +56,10 @@ impl StowageImage {
         let project = cache::project();
         let folder = project.join("target/image");
         make_folder(&folder)?;
-        let mut layer = LayerWriter::new(&folder.join("programs.tar"))?;
+        let base = base_layer()?;
+        // A folder for each call: tests run side by side, and each asks for the image.
+        let scratch = tempfile::tempdir_in(&folder).context(|| format!("making a folder in {}", folder.display()))?;
+        let mut layer = LayerWriter::new(&scratch.path().join("programs.tar"))?;
         for parent in ["usr", "usr/local", "usr/local/bin"] {
             layer.folder(parent, 0o755)?;
         }
@@ -67,11 +70,20 @@ impl StowageImage {
             layer.file(&format!("usr/local/bin/{program}"), 0o755, &bytes)?;
         }
         let names = vec![format!("{REPOSITORY}:{TAG}"), format!("{REPOSITORY}:{}", env!("CARGO_PKG_VERSION"))];
-        let image = Image { names: names.clone(), layers: vec![base_layer()?, layer.finish()?], ..Image::default() };
-        let (archive, update) = (folder.join("stowage.tar"), folder.join("update.tar"));
-        image.write(&archive, Blobs::All)?;
-        image.write(&update, Blobs::Without(1))?;
-        Ok(Self { archive, update, names })
+        let image = Image { names: names.clone(), layers: vec![base, layer.finish()?], ..Image::default() };
+        let inputs = image.layers.iter().map(|layer| &layer.digest).chain(&names);
+        let inputs = inputs.fold(Inputs::default(), |inputs, text| inputs.text(text));
+        let made = cache::entry("stowage", &inputs, |folder| {
+            image.write(&folder.join("stowage.tar"), Blobs::All)?;
+            image.write(&folder.join("update.tar"), Blobs::Without(1))
+        })?;
+        let (archive, beside) = (folder.join("stowage.tar"), scratch.path().join("stowage.tar"));
+        // A second name for the same file, where the two folders are on one file system.
+        fs::hard_link(made.join("stowage.tar"), &beside)
+            .or_else(|_| fs::copy(made.join("stowage.tar"), &beside).map(drop))
+            .and_then(|()| fs::rename(&beside, &archive))
+            .context(|| format!("making {}", archive.display()))?;
+        Ok(Self { archive, update: made.join("update.tar"), names })
     }
 }
 
