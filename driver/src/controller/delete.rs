@@ -110,16 +110,15 @@ pub async fn discard(context: &Context, volume: &LogicalVolume, deadline: Instan
         return Err(DiscardError::Paused);
     }
     match context.lost.holder(volume).await? {
-        Holder::Here => {
-            context.volumes.discard(volume).await?;
-            gone(context, volume, deadline).await
-        }
-        Holder::Undecided(message) => Err(DiscardError::Undecided { node: volume.spec.node_name.clone(), message }),
-        Holder::Gone(storage) => {
-            context.lost.release(volume, storage.as_deref()).await?;
-            gone(context, volume, deadline).await
+        Holder::Here => context.volumes.discard(volume).await?,
+        Holder::Gone(storage) => context.lost.release(volume, storage.as_deref()).await?,
+        Holder::Undecided(message) => {
+            return Err(DiscardError::Undecided { node: volume.spec.node_name.clone(), message });
         }
     }
+    gone(context, volume, deadline).await?;
+    context.books.take_back(&volume.name_any());
+    Ok(())
 }
 
 /// Waits until the object is gone; the node says why when it is not.

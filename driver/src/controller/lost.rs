@@ -4,7 +4,7 @@ use crds::{
     condition::{self, kind},
     logical_volume::LogicalVolume,
     names,
-    node_storage::{NodeStorage, Released},
+    node_storage::{GroupState, NodeStorage, Released},
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -25,6 +25,9 @@ use super::{
 
 /// `maxItems` of `NodeStorage.spec.released`.
 const MOST_RELEASED: usize = 1024;
+
+/// `maxItems` of `NodeStorage.status.orphans`: a list as long as this may lack some.
+const MOST_ORPHANS: usize = 1024;
 
 /// How often a list is written that somebody else may be writing to.
 const ATTEMPTS: usize = 4;
@@ -113,6 +116,19 @@ impl Lost {
         api::answer("reading NodeStorage", node, self.storages.get_opt(node)).await
     }
 
+    /// Takes off the list of `node` what is done there.
+    pub async fn tidy(&self, node: &str) -> Result<(), ApiError> {
+        let _turn = self.turn.lock().await;
+        let Some(now) = self.read(node).await? else { return Ok(()) };
+        let done = done(&now);
+        if done.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(node, volumes = ?done, "the node that returned has removed what was given up");
+        let left: Vec<_> = now.spec.released.iter().filter(|entry| !done.contains(entry)).cloned().collect();
+        self.write(&now, &left).await
+    }
+
     async fn record(&self, storage: &NodeStorage, entry: &Released) -> Result<(), ReleaseError> {
         let node = &storage.spec.node_name;
         let _turn = self.turn.lock().await;
@@ -124,23 +140,46 @@ impl Lost {
             if list.len() > MOST_RELEASED {
                 return Err(ReleaseError::ListFull { node: node.clone() });
             }
-            let said = json!({
-                "apiVersion": NodeStorage::api_version(&()),
-                "kind": NodeStorage::kind(&()),
-                // Of this object and this version: an apply makes what is not there, and what is left out is given up.
-                "metadata": { "name": node, "uid": now.uid(), "resourceVersion": now.resource_version() },
-                "spec": { "released": list },
-            });
-            let params = PatchParams::apply(names::manager::DRIVER).force();
-            let patch = Patch::Apply(&said);
-            let apply = self.storages.patch(node, &params, &patch);
-            match api::answer("listing a volume as given up in NodeStorage", node, apply).await {
-                Ok(_) => return Ok(()),
+            match self.write(&now, &list).await {
+                Ok(()) => return Ok(()),
                 Err(error) if error.is_conflict() && attempt < ATTEMPTS => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
+
+    async fn write(&self, storage: &NodeStorage, list: &[Released]) -> Result<(), ApiError> {
+        let name = storage.name_any();
+        let said = json!({
+            "apiVersion": NodeStorage::api_version(&()),
+            "kind": NodeStorage::kind(&()),
+            // Of this object and this version: an apply makes what is not there, and what is left out is given up.
+            "metadata": { "name": name, "uid": storage.uid(), "resourceVersion": storage.resource_version() },
+            "spec": { "released": list },
+        });
+        let params = PatchParams::apply(names::manager::DRIVER).force();
+        let patch = Patch::Apply(&said);
+        let apply = self.storages.patch(&name, &params, &patch);
+        api::answer("listing volumes that are given up in NodeStorage", &name, apply).await.map(|_| ())
+    }
+}
+
+/// The entries that a machine which returned has nothing left for: it has looked with this very list before it, every
+/// group that it should have is there, and no LV of that UUID is. Until then an entry waits for its disks.
+pub fn done(storage: &NodeStorage) -> Vec<&Released> {
+    let Some(status) = &storage.status else { return Vec::new() };
+    let looked = storage.was_looked_at() && status.observed_generation == storage.metadata.generation;
+    let whole = storage.spec.classes.iter().all(|class| {
+        let mut groups = status.volume_groups.iter().filter(|group| group.class == class.name);
+        groups.next().is_some_and(|group| group.state == GroupState::Ready)
+    });
+    // Without a class nobody says which groups there should be.
+    let whole = whole && !storage.spec.classes.is_empty();
+    if entries::is_lost(storage) || !looked || !whole || status.orphans.len() >= MOST_ORPHANS {
+        return Vec::new();
+    }
+    let there = |entry: &Released| status.orphans.iter().any(|orphan| orphan.lv_uuid == entry.lv_uuid);
+    storage.spec.released.iter().filter(|entry| !there(entry)).collect()
 }
 
 enum Verdict {
@@ -171,10 +210,62 @@ fn with(list: &[Released], entry: &Released) -> Option<Vec<Released>> {
 
 #[cfg(test)]
 mod tests {
+    use crds::node_storage::{Agent, AssignedClass, NodeStorageSpec, NodeStorageStatus, Orphan, VolumeGroupStatus};
+
     use super::*;
 
     fn released(name: &str, lv_uuid: &str) -> Released {
         Released { name: name.into(), lv_uuid: lv_uuid.into() }
+    }
+
+    /// C6: an entry stays until its disks were seen without the LV.
+    #[test]
+    fn an_entry_is_done_when_the_whole_node_was_seen_without_it() {
+        let group = VolumeGroupStatus {
+            class: "fast".into(),
+            name: "g".into(),
+            uuid: "u".into(),
+            size: 1,
+            extent_size: 1,
+            unmanaged: 0,
+            reserve: 0,
+            max_volume_size: 1,
+            devices: 1,
+            state: GroupState::Ready,
+            last_error: None,
+        };
+        let orphan =
+            Orphan { name: "b".into(), class: "fast".into(), lv_uuid: "2".into(), size: 1, claim: None, used: true };
+        let mut back = NodeStorage::new(
+            "n1",
+            NodeStorageSpec {
+                node_name: "n1".into(),
+                node_uid: "new".into(),
+                classes: vec![AssignedClass { name: "fast".into(), ..AssignedClass::default() }],
+                released: vec![released("a", "1"), released("b", "2")],
+                ..NodeStorageSpec::default()
+            },
+        );
+        back.metadata.generation = Some(3);
+        back.status = Some(NodeStorageStatus {
+            observed_generation: Some(3),
+            agent: Some(Agent { node_uid: "new".into(), ..Agent::default() }),
+            volume_groups: vec![group],
+            orphans: vec![orphan],
+            ..NodeStorageStatus::default()
+        });
+        assert_eq!(done(&back), [&released("a", "1")]);
+        for unsure in [
+            (|n| n.metadata.generation = Some(4)) as fn(&mut NodeStorage),
+            |n| n.spec.node_uid = "newer".into(),
+            |n| n.status.as_mut().unwrap().volume_groups.clear(),
+            |n| n.status.as_mut().unwrap().volume_groups[0].state = GroupState::Partial,
+            |n| n.status = None,
+        ] {
+            let mut node = back.clone();
+            unsure(&mut node);
+            assert_eq!(done(&node), Vec::<&Released>::new());
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ mod delete;
 mod entries;
 mod events;
 mod expand;
+#[cfg(test)]
+mod flows;
 mod guarded;
 mod lease;
 mod ledger;

@@ -24,7 +24,7 @@ use super::{
     api::ApiError,
     claims::{claim_of, is_pinned_to},
     delete::{DeleteError, DiscardError, discard},
-    entries,
+    entries, lost,
     standing::Progress,
 };
 
@@ -110,7 +110,13 @@ pub async fn look_after(context: &Context, clock: fn() -> Timestamp) {
     let mut next = Instant::now();
     loop {
         changes.mark_unchanged();
-        let orphans = found(&context.world.storages());
+        let storages = context.world.storages();
+        for storage in storages.iter().filter(|storage| !lost::done(storage).is_empty()) {
+            if let Err(error) = context.lost.tidy(&storage.spec.node_name).await {
+                tracing::warn!(error = runtime::chain(&error), "the list of volumes given up stays as it is");
+            }
+        }
+        let orphans = found(&storages);
         let key = |found: &Found| (found.node.clone(), found.orphan.lv_uuid.clone());
         let these: BTreeSet<_> = orphans.values().map(key).collect();
         let now = Instant::now();

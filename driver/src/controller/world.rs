@@ -149,6 +149,44 @@ impl World {
     }
 }
 
+/// What a test puts into the copies, instead of an API server.
+#[cfg(test)]
+pub struct Copies {
+    pub clusters: reflector::store::Writer<StorageCluster>,
+    pub classes: reflector::store::Writer<DeviceClass>,
+    pub storages: reflector::store::Writer<NodeStorage>,
+    pub volumes: reflector::store::Writer<LogicalVolume>,
+    pub storage_classes: reflector::store::Writer<StorageClass>,
+    pub claims: reflector::store::Writer<PersistentVolumeClaim>,
+    pub capacities: reflector::store::Writer<CSIStorageCapacity>,
+    pub told: watch::Sender<()>,
+}
+
+#[cfg(test)]
+impl World {
+    pub fn of_copies() -> (Self, Copies) {
+        let (told, changed) = watch::channel(());
+        let (clusters, a) = reflector::store();
+        let (classes, b) = reflector::store();
+        let (storages, c) = reflector::store();
+        let (volumes, d) = reflector::store();
+        let (storage_classes, e) = reflector::store();
+        let (claims, f) = reflector::store();
+        let (capacities, g) = reflector::store();
+        let copies = Copies {
+            clusters: a,
+            classes: b,
+            storages: c,
+            volumes: d,
+            storage_classes: e,
+            claims: f,
+            capacities: g,
+            told,
+        };
+        (Self { clusters, classes, storages, volumes, storage_classes, claims, capacities, changed }, copies)
+    }
+}
+
 type Followed = BoxStream<'static, ()>;
 
 fn follow<K>(
