@@ -25,6 +25,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
     Context,
@@ -43,7 +44,9 @@ pub async fn run(context: Arc<Context>) {
     let keeper = Keeper::default();
     loop {
         context.metrics.cluster_passes.inc();
+        let began = Instant::now();
         let failed = Pass { context: &context, keeper: &keeper, failed: Vec::new() }.run().await;
+        tracing::debug!(took = ?began.elapsed(), "looked at the StorageCluster and its objects");
         for failure in &failed {
             context.metrics.failures.inc();
             tracing::warn!("{failure}");

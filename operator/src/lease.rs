@@ -11,10 +11,10 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tokio::time::Instant;
 
-/// As client-go's defaults for controllers: 15 s, 10 s, 2 s.
-const DURATION: Duration = Duration::from_secs(15);
-const GIVE_UP: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_secs(2);
+/// The numbers of client-go for controllers, doubled: a busy API server was seen to answer after ten seconds.
+const DURATION: Duration = Duration::from_secs(30);
+const GIVE_UP: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// A Lease that is to be held by one process.
 pub struct Held {

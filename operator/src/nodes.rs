@@ -22,6 +22,7 @@ use kube::{
     core::PartialObjectMeta,
 };
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
     Context,
@@ -46,7 +47,9 @@ pub async fn run(context: Arc<Context>) {
     loop {
         context.metrics.node_passes.inc();
         let mut pass = Pass { context: &context, memory: &mut memory, failed: Vec::new(), wake: Vec::new() };
+        let began = Instant::now();
         pass.run().await;
+        tracing::debug!(took = ?began.elapsed(), "looked at all nodes");
         let Pass { failed, wake, .. } = pass;
         for failure in &failed {
             context.metrics.failures.inc();

@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use super::{Owned, Release, labels, pod_labels, probe, pull_policy, resources};
+use super::{Owned, Release, account, labels, pod_labels, probe, pull_policy, resources};
 
 const COMPONENT: &str = "controller";
 const SOCKET_FOLDER: &str = "/run/csi";
@@ -32,7 +32,7 @@ pub fn deployment(release: &Release, spec: &StorageClusterSpec) -> Owned {
                         "annotations": { "kubectl.kubernetes.io/default-container": "driver" },
                     },
                     "spec": {
-                        "serviceAccountName": "stowage-controller",
+                        "serviceAccountName": account::CONTROLLER,
                         "priorityClassName": "system-cluster-critical",
                         "nodeSelector": { "kubernetes.io/os": "linux" },
                         "tolerations": tolerations(),

@@ -14,6 +14,13 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+/// ServiceAccounts, which `config/rbac` brings with their permissions.
+pub mod account {
+    pub const OPERATOR: &str = "stowage-operator";
+    pub const NODE: &str = "stowage-node";
+    pub const CONTROLLER: &str = "stowage-controller";
+}
+
 /// What this release brings along, where the StorageCluster does not say otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {

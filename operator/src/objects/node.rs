@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use super::{Owned, Release, labels, pod_labels, probe, pull_policy, resources};
+use super::{Owned, Release, account, labels, pod_labels, probe, pull_policy, resources};
 
 /// The label value by which the agent's pods are found.
 pub const COMPONENT: &str = "node";
@@ -48,7 +48,7 @@ pub fn daemon_set(release: &Release, spec: &StorageClusterSpec) -> Owned {
                         "annotations": { "kubectl.kubernetes.io/default-container": "driver" },
                     },
                     "spec": {
-                        "serviceAccountName": "stowage-node",
+                        "serviceAccountName": account::NODE,
                         // The token is for `driver` alone; lvmd has none.
                         "automountServiceAccountToken": false,
                         "priorityClassName": agent.priority_class_name.as_deref().unwrap_or("system-node-critical"),

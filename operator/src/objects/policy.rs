@@ -6,7 +6,7 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, Val
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use super::{Owned, labels};
+use super::{Owned, account, labels};
 
 /// Conditions of a NodeStorage that its node must leave alone.
 const OPERATORS_CONDITIONS: [&str; 4] = [kind::NODE_LOST, kind::LOSS_HELD, kind::DISKS_MISSING, kind::AGENT_READY];
@@ -35,7 +35,8 @@ pub fn all(namespace: &str) -> Vec<Owned> {
     .collect()
 }
 
-fn account(namespace: &str, name: &str) -> String {
+/// As the API server calls a ServiceAccount.
+fn user(namespace: &str, name: &str) -> String {
     format!("system:serviceaccount:{namespace}:{name}")
 }
 
@@ -79,7 +80,7 @@ fn node_scope(namespace: &str) -> Value {
         },
         "matchConditions": [{
             "name": "by-a-node",
-            "expression": format!("request.userInfo.username == '{}'", account(namespace, "stowage-node")),
+            "expression": format!("request.userInfo.username == '{}'", user(namespace, account::NODE)),
         }],
         "variables": [
             // The API server puts the node of the pod that a token is bound to into the token.
@@ -184,7 +185,7 @@ fn deletion(namespace: &str) -> Value {
             "scope": "*",
         })
     };
-    let accounts = "['stowage-node', 'stowage-controller']";
+    let accounts = format!("['{}', '{}']", account::NODE, account::CONTROLLER);
     let here = format!("oldObject.metadata.namespace == '{namespace}'");
     let ours = [
         ("customresourcedefinitions", format!("oldObject.metadata.name.endsWith('.{}')", names::GROUP)),
@@ -220,7 +221,7 @@ fn deletion(namespace: &str) -> Value {
             { "name": "ours", "expression": ours },
             {
                 "name": "not-by-the-operator",
-                "expression": format!("request.userInfo.username != '{}'", account(namespace, names::OPERATOR_DEPLOYMENT)),
+                "expression": format!("request.userInfo.username != '{}'", user(namespace, account::OPERATOR)),
             },
         ],
         "validations": [rule(
