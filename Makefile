@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 RIG := cargo run --quiet -p rig --
+TARGET := $(shell uname -m)-unknown-linux-gnu
 
 .PHONY: help
 help: ## List the targets
@@ -33,7 +34,10 @@ parts: ## Build the upstream Kubernetes parts and the guest (cached)
 
 .PHONY: image
 image: ## Build the image as an OCI archive, target/image/stowage.tar
-	@cargo build --quiet --release -p lvmd -p driver -p operator
+	@# Linked statically: the machine's C library may be newer than the image's.
+	@RUSTFLAGS='-C target-feature=+crt-static' cargo build --quiet --release --target $(TARGET) -p lvmd -p driver -p operator
+	@mkdir -p target/image/bin
+	@cp $(addprefix target/$(TARGET)/release/,lvmd driver operator) target/image/bin
 	@$(RIG) image
 
 .PHONY: generate

@@ -5,8 +5,8 @@ set -euo pipefail
 packages=(
   qemu-system-x86 qemu-utils                 # the nodes
   mmdebstrap erofs-utils cpio kmod zstd xz-utils lz4 # the guest and the image
-  lvm2 xfsprogs e2fsprogs util-linux         # tests on loop devices
-  iproute2 openssl curl                      # the control plane's network and certificates
+  lvm2 xfsprogs e2fsprogs btrfs-progs thin-provisioning-tools util-linux fdisk # tests on loop devices
+  iproute2 openssl curl socat                # the control plane's network and certificates
   gcc libc6-dev make git ca-certificates     # building
 )
 

@@ -67,7 +67,7 @@ pub async fn stop_signal() {
 
 /// An error and all its causes in one line, for the border where it is logged or shown.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let causes = std::iter::successors(error.source(), |cause| (*cause).source());
     std::iter::once(error).chain(causes).fold(String::new(), |mut line, part| {
         let part = part.to_string();
         // Some libraries paste the cause into their own message.

@@ -45,7 +45,11 @@ pub struct Site {
 impl Site {
     /// A control plane without nodes.
     pub fn start(name: &str) -> anyhow::Result<Self> {
-        let image = StowageImage::ensure()?;
+        // Debug builds are linked sooner than release builds: PROGRAMS=target/debug while working on them.
+        let image = match std::env::var_os("PROGRAMS") {
+            Some(folder) => StowageImage::of(Path::new(&folder))?,
+            None => StowageImage::ensure()?,
+        };
         let cluster = ControlPlane::start(name, Options { timing: Timing::Fast, ..Options::default() })?;
         let api = Api::connect(&cluster.kubeconfig_path())?;
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;

@@ -13,6 +13,14 @@ fn ext4(folder: &std::path::Path, name: &str) -> anyhow::Result<Disk> {
     Ok(Disk::blank(name, 64 * MIB).with(Content::File(file)))
 }
 
+/// A GPT without a partition.
+fn table(folder: &std::path::Path, name: &str) -> anyhow::Result<Disk> {
+    let file = folder.join(name);
+    std::fs::File::create(&file)?.set_len(64 * MIB)?;
+    rig::run::Run::new("sfdisk").arg("-q").arg(&file).input("label: gpt\n").check()?;
+    Ok(Disk::blank(name, 64 * MIB).with(Content::File(file)))
+}
+
 fn device<'a>(report: &'a Value, serial: &str) -> anyhow::Result<&'a Value> {
     let devices = report["devices"].as_array().context("no devices")?;
     devices
@@ -32,15 +40,14 @@ fn blank_disks_become_a_group_and_all_others_say_why_not() -> anyhow::Result<()>
             Disk::blank("a", GIB),
             Disk::blank("b", GIB),
             ext4(&folder, "files")?,
-            Disk::blank("table", 64 * MIB),
+            table(&folder, "table")?,
             Disk::blank("noise", 64 * MIB),
             Disk::blank("mounted", 64 * MIB),
         ],
     )?;
-    // A label without partitions, bytes without any signature, and a filesystem in use.
+    // Bytes without any signature, and a filesystem in use.
     machine.sh(
-        "printf 'label: gpt\\n' | sfdisk -q /dev/disk/by-id/virtio-table; \
-         dd if=/dev/urandom of=/dev/disk/by-id/virtio-noise bs=4k count=1 2>/dev/null; \
+        "dd if=/dev/urandom of=/dev/disk/by-id/virtio-noise bs=4k count=1 2>/dev/null; \
          mkfs.ext4 -q /dev/disk/by-id/virtio-mounted && mkdir -p /mnt/m && mount /dev/disk/by-id/virtio-mounted /mnt/m; \
          sync; udevadm settle -t 20",
     )?;
@@ -211,7 +218,7 @@ fn a_used_volume_is_never_formatted() -> anyhow::Result<()> {
     )?;
     machine.refusal("stage", &stage)?;
     machine.sh("lv=$(lvs --noheadings -o vg_name,lv_name | busybox awk '{print $1\"/\"$2}'); lvchange -ay $lv && \
-         sha256sum < /dev/$lv | cmp - /tmp/sum")?;
+         sha256sum < /dev/$lv | busybox cmp - /tmp/sum")?;
     Ok(())
 }
 

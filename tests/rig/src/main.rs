@@ -36,7 +36,7 @@ enum Command {
     Build,
     /// Makes target/image/stowage.tar.
     Image {
-        /// Where the programs are; target/release without it.
+        /// Where the programs are; target/image/bin without it.
         #[arg(long)]
         programs: Option<PathBuf>,
     },
@@ -51,7 +51,7 @@ enum Command {
         #[arg(long, default_value_t = 768)]
         memory: u32,
         /// With Stowage's image, made of the programs in this folder.
-        #[arg(long, num_args = 0..=1, default_missing_value = "target/release")]
+        #[arg(long, num_args = 0..=1, default_missing_value = "target/image/bin")]
         stowage: Option<PathBuf>,
         /// Notice a lost node after 6 s, not 45.
         #[arg(long)]
@@ -64,7 +64,7 @@ enum Command {
         disks: u8,
         #[arg(long, default_value_t = 768)]
         memory: u32,
-        #[arg(long, num_args = 0..=1, default_missing_value = "target/release")]
+        #[arg(long, num_args = 0..=1, default_missing_value = "target/image/bin")]
         stowage: Option<PathBuf>,
     },
     /// Makes Stowage's image and sends it to all nodes.

@@ -1,25 +1,32 @@
 //! Asks `lvmd` one question: `lvmd-call SOCKET METHOD JSON`. Prints the answer as JSON, or the gRPC code and
 //! message, and ends with 1. Runs in the guest, beside the daemon.
 
+use std::process::ExitCode;
+
 use anyhow::{Context, bail};
 use lvmd::proto::{self, lvmd_client::LvmdClient};
 use serde_json::{Value, json};
 use tonic::transport::Endpoint;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let mut args = std::env::args().skip(1);
     let (socket, method) = (args.next().context("no socket")?, args.next().context("no method")?);
     let question: Value = serde_json::from_str(&args.next().unwrap_or_else(|| "{}".to_owned()))?;
     let channel = Endpoint::from_shared(format!("unix://{socket}"))?.connect().await?;
     match ask(LvmdClient::new(channel), &method, &question).await {
-        Ok(answer) => println!("{answer}"),
+        Ok(answer) => {
+            println!("{answer}");
+            Ok(ExitCode::SUCCESS)
+        }
         Err(error) => match error.downcast_ref::<tonic::Status>() {
-            Some(status) => bail!("{:?}: {}", status.code(), status.message()),
-            None => return Err(error),
+            Some(status) => {
+                eprintln!("{:?}: {}", status.code(), status.message());
+                Ok(ExitCode::FAILURE)
+            }
+            None => Err(error),
         },
     }
-    Ok(())
 }
 
 async fn ask(mut lvmd: LvmdClient<tonic::transport::Channel>, method: &str, question: &Value) -> anyhow::Result<Value> {

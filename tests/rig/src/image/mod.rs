@@ -46,9 +46,9 @@ pub struct StowageImage {
 }
 
 impl StowageImage {
-    /// Makes the image from `target/release`. Seconds, once the first layer is there.
+    /// Makes the image from `target/image/bin`, where `make image` puts them. Seconds, once the first layer is there.
     pub fn ensure() -> Result<Self> {
-        Self::of(&cache::project().join("target/release"))
+        Self::of(&cache::project().join("target/image/bin"))
     }
 
     /// Makes the image from programs in another folder.
@@ -66,7 +66,7 @@ impl StowageImage {
         for program in PROGRAMS {
             let path = programs.join(program);
             let bytes = fs::read(&path)
-                .context(|| format!("reading {} (cargo build --release --package {program})", path.display()))?;
+                .context(|| format!("reading {} (make image)", path.display()))?;
             layer.file(&format!("usr/local/bin/{program}"), 0o755, &bytes)?;
         }
         let names = vec![format!("{REPOSITORY}:{TAG}"), format!("{REPOSITORY}:{}", env!("CARGO_PKG_VERSION"))];
