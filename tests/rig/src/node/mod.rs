@@ -255,6 +255,8 @@ fn kubelet_configuration(timing: Timing) -> String {
         "serializeImagePulls": false,
         "nodeLeaseDurationSeconds": lease,
         "nodeStatusUpdateFrequency": status,
+        // A mounted filesystem grows when kubelet next looks at its pod: by default that is up to 90 s later.
+        "syncFrequency": "15s",
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
         "localStorageCapacityIsolation": false,
