@@ -16,9 +16,10 @@ use crate::{
     tell::Tell,
 };
 
-/// One vcpu without hardware help, two nodes side by side: a pod takes seconds to start. A limit is for a thing
-/// that will not happen, not for one that is slow.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+/// One vcpu without hardware help, two nodes side by side: a pod takes seconds to start. When the operator itself was on
+/// the node that is lost, pod GC (up to 80 s), its restart and its lease (30 s) come before anything else. A limit is for
+/// a thing that will not happen, not for one that is slow.
+pub const PATIENCE: Duration = Duration::from_secs(360);
 
 /// The whole story on a cluster that it makes itself. The cluster is left as the story ends: Stowage runs, and
 /// no volume is left.

@@ -88,7 +88,8 @@ impl Job {
         let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
         let errors = file.try_clone().context("sharing the log")?;
         let mut command = Command::new(&self.program);
-        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
+        // Errors are written for people; a backtrace of the harness buries them.
+        command.args(&self.args).env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
         if let Some(folder) = &self.within {
             command.current_dir(folder);
         }

@@ -81,8 +81,9 @@ fn main() -> anyhow::Result<ExitCode> {
     std::fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
 
     let mut outcomes = Vec::new();
-    let first = prepare(&wanted);
     println!("building what the tests need");
+    job::output("cargo", &["build", "--quiet", "-p", "rig"])?;
+    let first = prepare(&wanted);
     outcomes.extend(run(first, &logs, 2));
     if outcomes.iter().all(|outcome| outcome.results.iter().all(|test| test.result == Verdict::Passed)) {
         let (light, heavy) =
@@ -97,16 +98,18 @@ fn main() -> anyhow::Result<ExitCode> {
 /// What is built or checked before any test program can run.
 fn prepare(wanted: &impl Fn(Tier) -> bool) -> Vec<Job> {
     let cargo = |tier, name: &str, args: &[&str]| Job::new(tier, name, "cargo", args, Reads::ExitCode);
-    let mut jobs = Vec::new();
-    if wanted(Tier::ControlPlane) || wanted(Tier::Node) || wanted(Tier::Nodes) {
-        jobs.push(Job::new(Tier::Unit, "build_of_upstream_parts_and_guest", "make", &["-s", "parts"], Reads::ExitCode));
+    let machines = wanted(Tier::ControlPlane) || wanted(Tier::Node) || wanted(Tier::Nodes);
+    let mut jobs = vec![cargo(Tier::Lint, "rustfmt", &["fmt", "--all", "--check"])];
+    if machines {
+        // Not by `cargo run`, which would wait until all tests are built; Go needs no such lock.
+        jobs.push(Job::new(Tier::Unit, "build_of_upstream_parts", "target/debug/rig", &["build"], Reads::ExitCode));
     }
+    jobs.push(cargo(Tier::Unit, "build_of_all_programs", &["build", "--workspace", "--quiet"]));
     jobs.push(cargo(Tier::Unit, "build_of_all_tests", &["test", "--workspace", "--no-run", "--quiet"]));
     if wanted(Tier::Nodes) {
         jobs.push(Job::new(Tier::Unit, "build_of_the_image", "make", &["-s", "image"], Reads::ExitCode));
     }
     if wanted(Tier::Lint) {
-        jobs.push(cargo(Tier::Lint, "rustfmt", &["fmt", "--all", "--check"]));
         jobs.push(cargo(
             Tier::Lint,
             "clippy",
