@@ -20,8 +20,27 @@ pub enum NodeError {
     Busy(String),
     #[error(transparent)]
     Hands(#[from] HandsError),
+    #[error("no volume of this driver can be there")]
+    NoVolumeThere(#[source] HandsError),
     #[error("the call ended with a panic, see the log")]
     Panicked(#[from] tokio::task::JoinError),
+}
+
+impl NodeError {
+    /// For calls that ask about a path: one that lvmd takes for no path of a volume has none, and the specification's
+    /// word for that is `NotFound`.
+    pub fn at_path(self) -> Self {
+        match self {
+            Self::Hands(error) if error.code() == Code::InvalidArgument => Self::NoVolumeThere(error),
+            other @ (Self::Missing(_)
+            | Self::NoContext(_)
+            | Self::Capability(_)
+            | Self::Busy(_)
+            | Self::Hands(_)
+            | Self::NoVolumeThere(_)
+            | Self::Panicked(_)) => other,
+        }
+    }
 }
 
 /// kubelet takes `Aborted`, `Canceled`, `DeadlineExceeded`, `ResourceExhausted` and `Unavailable` of a stage for "it
@@ -33,6 +52,7 @@ impl From<NodeError> for Status {
             NodeError::Missing(_) | NodeError::NoContext(_) | NodeError::Capability(_) => Code::InvalidArgument,
             NodeError::Busy(_) => Code::Aborted,
             NodeError::Hands(hands) => from_hands(hands.code()),
+            NodeError::NoVolumeThere(_) => Code::NotFound,
             NodeError::Panicked(_) => Code::Internal,
         };
         Self::new(code, runtime::chain(&error))
@@ -83,6 +103,10 @@ mod tests {
             (said(Code::NotFound), Code::NotFound),
             (said(Code::FailedPrecondition), Code::FailedPrecondition),
             (said(Code::Cancelled), Code::Aborted),
+            (said(Code::InvalidArgument), Code::InvalidArgument),
+            (said(Code::InvalidArgument).at_path(), Code::NotFound),
+            (said(Code::Internal).at_path(), Code::Internal),
+            (NodeError::Busy("pvc-1".into()).at_path(), Code::Aborted),
             (said(Code::Unknown), Code::Internal),
             (said(Code::Unimplemented), Code::Internal),
             (

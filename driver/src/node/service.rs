@@ -137,7 +137,8 @@ impl Service {
         present("volume_id", &request.volume_id)?;
         present("volume_path", &request.volume_path)?;
         let volume = of_name(&request.volume_id);
-        let stats = self.hands.stats(StatsRequest { volume, path: request.volume_path }).await?;
+        let asked = self.hands.stats(StatsRequest { volume, path: request.volume_path }).await;
+        let stats = asked.map_err(|error| NodeError::from(error).at_path())?;
         let entry = |unit: Unit, total: u64, used: u64, available: u64| VolumeUsage {
             unit: unit.into(),
             total: signed(total),
@@ -165,6 +166,7 @@ impl Service {
             hands.grow_filesystem(GrowFilesystemRequest { volume, path: request.volume_path, block }).await
         })
         .await
+        .map_err(NodeError::at_path)
     }
 }
 
