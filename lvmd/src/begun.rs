@@ -25,23 +25,31 @@ impl Begun {
         list.unwrap_or_default().into_iter().map(|(id, size)| (id, Bytes(size))).collect()
     }
 
-    /// Replaces the list at once or not at all, and on the disk before the command is started.
-    pub fn write<'a>(&self, devices: impl IntoIterator<Item = (&'a str, Bytes)>) -> io::Result<()> {
-        let list = devices.into_iter().map(|(id, size)| (id, size.0)).collect::<BTreeMap<_, _>>();
+    /// Adds these to the list, at once or not at all, and on the disk before the command is started. What an earlier
+    /// command left stays listed until a later one has taken it up.
+    pub fn begin<'a>(&self, devices: impl IntoIterator<Item = (&'a str, Bytes)>) -> io::Result<()> {
+        let mut list = self.read();
+        list.extend(devices.into_iter().map(|(id, size)| (id.to_owned(), size)));
+        self.write(&list)
+    }
+
+    /// Takes these off the list: the command was done, and they are in their group.
+    pub fn end<'a>(&self, devices: impl IntoIterator<Item = &'a str>) -> io::Result<()> {
+        let mut list = self.read();
+        for id in devices {
+            list.remove(id);
+        }
+        self.write(&list)
+    }
+
+    fn write(&self, list: &BTreeMap<String, Bytes>) -> io::Result<()> {
+        let list = list.iter().map(|(id, size)| (id.as_str(), size.0)).collect::<BTreeMap<_, _>>();
         let new = self.0.with_extension("new");
         let file = fs::File::create(&new)?;
         serde_json::to_writer(&file, &list)?;
         file.sync_all()?;
         fs::rename(&new, &self.0)?;
         self.0.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
-    }
-
-    /// Forgets the list: the command has ended, whichever way, and was looked after.
-    pub fn clear(&self) -> io::Result<()> {
-        match fs::remove_file(&self.0) {
-            Err(err) if err.kind() != io::ErrorKind::NotFound => Err(err),
-            Ok(()) | Err(_) => Ok(()),
-        }
     }
 }
 
@@ -54,10 +62,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let begun = Begun::below(folder.path());
         assert!(begun.read().is_empty());
-        begun.write([("a", Bytes(1)), ("b", Bytes(2))]).unwrap();
+        begun.begin([("a", Bytes(1)), ("b", Bytes(2))]).unwrap();
+        begun.begin([("c", Bytes(3))]).unwrap();
+        begun.end(["c", "d"]).unwrap();
         assert_eq!(Begun::below(folder.path()).read(), [("a".to_owned(), Bytes(1)), ("b".to_owned(), Bytes(2))].into());
-        begun.clear().unwrap();
-        begun.clear().unwrap();
+        begun.end(["a", "b"]).unwrap();
         assert!(begun.read().is_empty());
     }
 

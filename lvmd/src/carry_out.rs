@@ -88,7 +88,7 @@ async fn one<R: Run>(step: &Step, cluster: &ClusterId, node: &Node<R>) -> Result
         }
     };
     let begin = |source| StepError::Begin { step: step.to_string(), source };
-    node.looker.begun.write(step.disks().iter().map(|disk| (disk.id(), disk.size()))).map_err(begin)?;
+    node.looker.begun.begin(step.disks().iter().map(|disk| (disk.id(), disk.size()))).map_err(begin)?;
     let outcome = {
         let _exclusive = node.looker.exclusive.lock().await;
         node.run.run(argv).await
@@ -98,7 +98,7 @@ async fn one<R: Run>(step: &Step, cluster: &ClusterId, node: &Node<R>) -> Result
         (StepError::NotDone { step, .. }, Err(source)) => StepError::Run { step, source },
         (err, _) => err,
     })?;
-    node.looker.begun.clear().map_err(begin)
+    node.looker.begun.end(step.disks().iter().map(BlankDisk::id)).map_err(begin)
 }
 
 /// LVM's exit code says nothing: whether a step was done is read from the group.

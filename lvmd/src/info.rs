@@ -4,6 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use crate::{
     lvm::config::{has_rules, has_udev, is_host_ipc},
+    mount::table::Table,
     run::{Argv, Run},
 };
 
@@ -36,7 +37,7 @@ pub async fn load_targets(run: &impl Run) {
     }
 }
 
-pub fn missing() -> Vec<String> {
+pub fn missing(kubelet_root: &Path) -> Vec<String> {
     let mut all = PROGRAMS
         .iter()
         .filter(|program| !Path::new(program).exists())
@@ -65,10 +66,25 @@ pub fn missing() -> Vec<String> {
         (true, false) => tracing::debug!("the host's udev has no device-mapper rules"),
         (true, true) => {}
     }
+    all.extend(Table::read().map(|table| mounts(&table, kubelet_root)).unwrap_or_default());
     if let Some(kernel) = too_old(&kernel()) {
         all.push(format!(
             "the kernel {kernel} is too old to mount volumes: Linux {}.{} or newer is needed",
             KERNEL.0, KERNEL.1
+        ));
+    }
+    all
+}
+
+fn mounts(table: &Table, kubelet_root: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    if table.under(Path::new("/dev")).is_none_or(|mount| mount.kind != "devtmpfs") {
+        all.push("/dev is not the host's: mount the host's /dev into lvmd's container; until then disks and volumes have no device nodes".to_owned());
+    }
+    if table.under(kubelet_root).is_none_or(|mount| !mount.shared) {
+        all.push(format!(
+            "what is mounted below {0} is not handed on to the host: mount the host's {0} at the same path with mountPropagation Bidirectional; until then pods do not see their volumes",
+            kubelet_root.display()
         ));
     }
     all
@@ -109,6 +125,16 @@ pub async fn lvm_version(run: &impl Run) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mounts_that_pods_would_not_see_are_told() {
+        let root = Path::new("/var/lib/kubelet");
+        let table = |text: &str| Table::parse(text.as_bytes()).unwrap();
+        let good = "1 0 0:6 / /dev rw - devtmpfs udev rw\n2 0 8:1 / /var/lib/kubelet rw shared:1 - ext4 /dev/sda1 rw\n";
+        assert!(mounts(&table(good), root).is_empty());
+        assert_eq!(mounts(&table(&good.replace("devtmpfs", "tmpfs")), root).len(), 1);
+        assert_eq!(mounts(&table(&good.replace(" shared:1", "")), root).len(), 1);
+    }
 
     #[test]
     fn old_kernels_are_told_from_new_ones() {

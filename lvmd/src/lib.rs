@@ -43,7 +43,10 @@ use std::{
 };
 
 use anyhow::Context;
-use tokio::{net::UnixListener, sync::broadcast};
+use tokio::{
+    net::UnixListener,
+    sync::{broadcast, watch},
+};
 use tokio_stream::wrappers::UnixListenerStream;
 
 use crate::{
@@ -74,30 +77,43 @@ pub struct Args {
     pub log: runtime::LogArgs,
 }
 
-/// Serves until `stop` ends; changes that are running then go on as long as the process may.
+/// Serves until `stop` ends and the changes that are running then have ended.
 pub async fn run(args: Args, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
     fs::create_dir_all(&args.state).with_context(|| format!("making {}", args.state.display()))?;
     let udev = config::udev();
     let lvm = config::write(&args.state, udev).context("writing LVM's settings")?;
     let lock = HostLock::open(&args.lock).with_context(|| format!("opening the lock in {}", args.lock.display()))?;
     let system = Arc::new(System::new(lvm, lock));
-    info::missing().iter().for_each(|missing| tracing::warn!("{missing}"));
+    info::missing(&args.kubelet_root).iter().for_each(|missing| tracing::warn!("{missing}"));
     tracing::info!(?udev, version = env!("CARGO_PKG_VERSION"), "started");
     tokio::spawn(wait_for_lock(system.clone()));
     info::load_targets(&system).await;
 
     let node = Arc::new(Node::new(system, args.kubelet_root, &args.state));
     let listeners = Arc::new(broadcast::Sender::new(1));
-    tokio::spawn(watch(node.clone(), listeners.clone()));
-    let server = Server { node, lvm_version: tokio::sync::OnceCell::new(), listeners };
+    tokio::spawn(hear(node.clone(), listeners.clone()));
+    let (stopping, stopped) = watch::channel(false);
+    let turns = node.turns.clone();
+    let server = Server { node, lvm_version: tokio::sync::OnceCell::new(), listeners, stopping: stopped };
     let socket = listen(&args.socket).with_context(|| format!("listening on {}", args.socket.display()))?;
     let calls = LvmdServer::new(server).max_decoding_message_size(LARGEST_REQUEST);
     tonic::transport::Server::builder()
         .add_service(calls)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(socket), stop)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(socket), async move {
+            stop.await;
+            let _ = stopping.send(true);
+        })
         .await
-        .context("serving")
+        .context("serving")?;
+    // Whatever is cut off here is taken up again after the next start; that it need not be is better.
+    if tokio::time::timeout(LAST_CHANGES, turns.idle()).await.is_err() {
+        tracing::warn!("a change is still running and is cut off with this process");
+    }
+    Ok(())
 }
+
+/// Less than the 30 s after which Kubernetes kills a container.
+const LAST_CHANGES: Duration = Duration::from_secs(20);
 
 /// A spec with 16 classes, 256 cleared devices and 1,024 released volumes is a few hundred KiB.
 const LARGEST_REQUEST: usize = 8 << 20;
@@ -133,7 +149,7 @@ async fn wait_for_lock(system: Arc<System>) {
 }
 
 /// Without the kernel's events the node is looked at by the timer of `driver node` alone.
-async fn watch(node: Arc<Node<System>>, listeners: Arc<broadcast::Sender<()>>) {
+async fn hear(node: Arc<Node<System>>, listeners: Arc<broadcast::Sender<()>>) {
     match uevents::open() {
         Ok(events) => {
             node.hears();

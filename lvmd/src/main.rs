@@ -1,6 +1,7 @@
 use clap::Parser;
 
-#[tokio::main]
+// Two threads whatever the number of processors: calls wait for programs and disks, and memory counts on nodes.
+#[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let args = lvmd::Args::parse();
     runtime::start_logging(&args.log)?;

@@ -89,7 +89,8 @@ impl Looker {
         let _exclusive = self.exclusive.lock().await;
         // Eight at a time: enough to hide a slow one, few enough for a controller with a hundred disks.
         let looks = disks.into_iter().map(|mut disk| {
-            let wanted = wanted(&disk);
+            // One that udev has not finished with stays unknown.
+            let wanted = wanted(&disk) && !matches!(disk.content(), Content::Unknown(_));
             async move {
                 if wanted {
                     self.eyes.look(&mut disk, run).await;

@@ -7,7 +7,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use crds::storage_cluster::ExecutionPolicy;
 use futures::{Stream, StreamExt};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{Request, Response, Status};
 
@@ -36,6 +36,8 @@ pub struct Server {
     pub node: Arc<Node<System>>,
     pub lvm_version: tokio::sync::OnceCell<String>,
     pub listeners: Arc<broadcast::Sender<()>>,
+    /// Becomes true when lvmd is to end: streams that would go on for ever end then.
+    pub stopping: watch::Receiver<bool>,
 }
 
 impl Server {
@@ -76,7 +78,7 @@ impl Server {
 impl Lvmd for Server {
     async fn info(&self, _: Request<proto::InfoRequest>) -> Result<Response<proto::InfoResponse>, Status> {
         let run = &self.node.run;
-        let mut missing = info::missing();
+        let mut missing = info::missing(&self.node.looker.kubelet_root);
         // Asked once: a version does not change while lvmd runs, and to have none is the sign that LVM can not run.
         let version = if run.lock().try_hold() {
             self.lvm_version.get_or_init(|| info::lvm_version(run)).await.clone()
@@ -144,7 +146,12 @@ impl Lvmd for Server {
     async fn watch(&self, _: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         // Events that a slow listener missed are one event: it looks at everything anyway.
         let events = BroadcastStream::new(self.listeners.subscribe()).map(|_| Ok(proto::WatchEvent {}));
-        Ok(Response::new(Box::pin(events)))
+        let mut stopping = self.stopping.clone();
+        let stop = async move {
+            // An error means that whoever could say so is gone.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        };
+        Ok(Response::new(Box::pin(events.take_until(Box::pin(stop)))))
     }
 
     async fn create_volume(

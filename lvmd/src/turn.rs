@@ -95,6 +95,13 @@ impl Turns {
         (longest.1 >= limit).then(|| (longest.0.clone(), longest.1))
     }
 
+    /// Ends when nothing is running any more.
+    pub async fn idle(&self) {
+        while self.overdue(Duration::ZERO).is_some() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Whether a change is running, or has ended no longer than `since` ago.
     pub fn changed_within(&self, since: Duration) -> bool {
         let all = self.running.lock().unwrap_or_else(PoisonError::into_inner);

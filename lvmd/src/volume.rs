@@ -136,7 +136,7 @@ impl<R: Run> Node<R> {
         };
         let Some(found) = volumes::remove(&group, key, lv)? else { return Ok(()) };
         if let Some(active) = dm::of(&found.uuid).map_err(ChangeError::Holder)?
-            && let Some(by) = user(&active)?
+            && let Some(by) = user(&active).await?
         {
             return Err(ChangeError::InUse { name: key.name.to_string(), by });
         }
@@ -167,7 +167,7 @@ fn existing<'a>(group: &'a Group, key: &VolumeKey, uuid: Option<&LvmUuid>) -> Re
 }
 
 /// Who uses an active LV, in words.
-fn user(active: &dm::Active) -> Result<Option<String>, ChangeError> {
+async fn user(active: &dm::Active) -> Result<Option<String>, ChangeError> {
     let table = Table::read()?;
     if let Some(mount) = table.of(active.number).next() {
         return Ok(Some(format!("it is mounted at {}", mount.point.display())));
@@ -176,6 +176,8 @@ fn user(active: &dm::Active) -> Result<Option<String>, ChangeError> {
     if !holders.is_empty() {
         return Ok(Some(format!("{} is made of it", holders.join(", "))));
     }
-    let held = dm::is_held(active).map_err(ChangeError::Holder)?;
+    let device = active.clone();
+    let held = tokio::task::spawn_blocking(move || dm::is_held(&device)).await;
+    let held = held.map_err(std::io::Error::other).and_then(|held| held).map_err(ChangeError::Holder)?;
     Ok(held.then(|| "a program or another mount namespace of this node has it open".to_owned()))
 }

@@ -15,6 +15,7 @@ use crate::{
         identity::{Marks, identity},
         system::{SystemDevices, boot_partition},
     },
+    lvm::config,
     mount::table::device_number,
     name::Bytes,
     run::{Argv, Run, RunError},
@@ -91,6 +92,8 @@ pub struct Surroundings {
     /// How an NVMe controller is attached, where it is not by PCIe.
     pub fabric: Option<String>,
     pub links: Vec<PathBuf>,
+    /// udev runs, and has not told of this device yet: what it is called may still change.
+    pub unsettled: bool,
 }
 
 /// All block devices that are any.
@@ -103,10 +106,11 @@ pub async fn list(run: &impl Run) -> Result<Vec<(Row, Surroundings)>, ListError>
         "--output=KNAME,MAJ:MIN,TYPE,SIZE,RO,ROTA,MODEL,VENDOR,SERIAL,WWN,TRAN,PARTTYPE",
     ]);
     let rows = parse(&run.run(argv).await?.stdout)?;
-    let links = links();
+    let (links, has_udev) = (links(), config::has_udev());
     rows.into_iter()
         .map(|row| {
-            let around = surroundings(&row.kname, links.get(&row.kname).cloned().unwrap_or_default())?;
+            let mut around = surroundings(&row.kname, links.get(&row.kname).cloned().unwrap_or_default())?;
+            around.unsettled = has_udev && !Path::new("/run/udev/data").join(format!("b{}", row.number)).exists();
             Ok((row, around))
         })
         .collect()
@@ -159,6 +163,7 @@ fn surroundings(kernel: &str, links: Vec<PathBuf>) -> Result<Surroundings, ListE
         backing: text("loop/backing_file"),
         fabric: text("device/transport").filter(|transport| transport != "pcie"),
         links,
+        unsettled: false,
     })
 }
 
@@ -237,7 +242,11 @@ pub fn describe(found: &[(Row, Surroundings)], system: &SystemDevices) -> Vec<Di
                     .filter(|(_, part)| part.partition_of.as_ref().is_some_and(|(of, _)| *of == row.kname))
                     .count(),
                 system: untouchable.get(row.kname.as_str()).cloned(),
-                content: Content::Claimed(Claim::NotLookedAt),
+                content: if around.unsettled {
+                    Content::Unknown("udev has not finished with it yet".to_owned())
+                } else {
+                    Content::Claimed(Claim::NotLookedAt)
+                },
             }
         })
         .collect()

@@ -12,19 +12,18 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    fs::{Mode, OFlags, open},
-    io::Errno,
-};
-use serde::Deserialize;
-
 use crate::{
     disk::{
         Claim, Content, Disk,
         label::{LABEL_AREA, pv_uuid},
     },
+    mount::filesystem::parse_signatures,
     name::Bytes,
     run::{Argv, Run},
+};
+use rustix::{
+    fs::{Mode, OFlags, open},
+    io::Errno,
 };
 
 /// A healthy disk answers in milliseconds, one that spins up in about ten seconds; one that has not answered by then
@@ -128,25 +127,10 @@ fn not_opened(err: Errno) -> String {
     format!("it can not be opened: {}", io::Error::from(err))
 }
 
-#[derive(Deserialize)]
-struct Found {
-    signatures: Vec<Signature>,
-}
-
-#[derive(Deserialize)]
-struct Signature {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
 fn signatures(answer: &str, zero: bool) -> Content {
-    // Releases of util-linux differ in what they print for nothing found: an empty list, or nothing at all.
-    let found = match answer.trim() {
-        "" => Vec::new(),
-        answer => match serde_json::from_str::<Found>(answer) {
-            Ok(found) => found.signatures,
-            Err(err) => return Content::Unknown(format!("the answer of wipefs can not be understood: {err}")),
-        },
+    let found = match parse_signatures(answer) {
+        Ok(found) => found,
+        Err(err) => return Content::Unknown(format!("the answer of wipefs can not be understood: {err}")),
     };
     // A filesystem says more than the table that may stand beside it.
     let table = |kind: &str| TABLES.contains(&kind);

@@ -112,6 +112,9 @@ pub async fn groups(run: &impl Run, nodes: &[&Path]) -> Result<Groups, ReportErr
 pub fn argv(nodes: &[&Path]) -> Argv {
     Argv::lvm("fullreport", nodes.iter().copied()).args([
         "--reportformat=json",
+        // Groups of other systems and shared ones are left alone, which they can only be when they are seen.
+        "--foreign",
+        "--shared",
         "--units=b",
         "--nosuffix",
         "--configreport=vg",

@@ -22,6 +22,10 @@ pub enum FilesystemError {
     Run(#[from] RunError),
     #[error("reading {device}")]
     Read { device: String, source: io::Error },
+    #[error("reading the signatures of {device}")]
+    Signatures { device: String, source: serde_json::Error },
+    #[error("{device} should be blank and has a signature of {found}: nothing is touched")]
+    NotBlank { device: String, found: String },
     #[error("wiping {device}")]
     Wipe { device: String, source: io::Error },
     #[error("the filesystem on {device} has errors that a person must look at: {what}")]
@@ -58,11 +62,41 @@ pub fn wipe_ends(device: &Path) -> Result<(), FilesystemError> {
     wipe().map_err(|source| FilesystemError::Wipe { device: device.display().to_string(), source })
 }
 
-/// Makes the filesystem, with this UUID. Neither program is told to overwrite one that is there: each then refuses it
-/// itself, which is a second lock after lvmd's own look.
+/// Makes the filesystem, with this UUID, on a device without any signature. mkfs.xfs refuses one that has some by
+/// itself; mkfs.ext4 asks, and where there is nobody to ask it overwrites, so it is looked here.
 pub async fn make(kind: FilesystemType, uuid: &FsUuid, device: &Path, run: &impl Run) -> Result<(), FilesystemError> {
+    if let Some(found) = signatures(device, run).await?.into_iter().next() {
+        return Err(FilesystemError::NotBlank { device: device.display().to_string(), found: found.kind });
+    }
     run.run(make_argv(kind, uuid, device)).await?;
     Ok(())
+}
+
+/// A filesystem, RAID, LUKS or other signature on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct Signature {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub uuid: Option<String>,
+}
+
+/// What wipefs finds on a device.
+pub async fn signatures(device: &Path, run: &impl Run) -> Result<Vec<Signature>, FilesystemError> {
+    let answer = run.run(Argv::new("/usr/sbin/wipefs").arg("--no-act").arg("--json").arg(device)).await?;
+    parse_signatures(&answer.stdout)
+        .map_err(|source| FilesystemError::Signatures { device: device.display().to_string(), source })
+}
+
+/// Releases of util-linux differ in what they print for nothing found: an empty list, or nothing at all.
+pub fn parse_signatures(answer: &str) -> Result<Vec<Signature>, serde_json::Error> {
+    #[derive(serde::Deserialize)]
+    struct Found {
+        signatures: Vec<Signature>,
+    }
+    match answer.trim() {
+        "" => Ok(Vec::new()),
+        answer => serde_json::from_str::<Found>(answer).map(|found| found.signatures),
+    }
 }
 
 fn make_argv(kind: FilesystemType, uuid: &FsUuid, device: &Path) -> Argv {

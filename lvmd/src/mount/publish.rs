@@ -10,7 +10,7 @@ use crate::{
         attach::{self, AttachError, Shape},
         filesystem,
         path::{Purpose, Target},
-        stage::{StageError, Writing, detach, purpose},
+        stage::{StageError, Writing, detach, head, purpose},
         table::{Mount, Table},
     },
     name::{Bytes, VolumeName},
@@ -97,7 +97,7 @@ impl<R: Run> Node<R> {
         let table = Table::read()?;
         let mount = table.at(&target.path()).ok_or_else(|| not_staged(name, target))?;
         let active = self.is_of(name, mount, target)?;
-        let (found, size) = filesystem::read(&active.node())?;
+        let (found, size) = head(&active).await?;
         let found = found.ok_or_else(|| not_staged(name, target))?;
         // Not only where the filesystem looks smaller: of a mounted one the head on the disk may be an old one.
         filesystem::grow(found.kind, &active.node(), &target.path(), &*self.run).await?;

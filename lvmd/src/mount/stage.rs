@@ -11,15 +11,16 @@ use crate::{
     },
     mount::{
         attach::{self, AttachError, Shape},
-        filesystem::{self, FilesystemError},
+        filesystem::{self, FilesystemError, Signature},
         options::{BadOption, Options},
         path::{Purpose, Target},
+        superblock::Superblock,
         table::{Table, TableError},
     },
-    name::{BadName, FsUuid, Tag, VolumeKey, VolumeName},
+    name::{BadName, Bytes, FsUuid, Tag, VolumeKey, VolumeName},
     node::{GroupError, Node},
     plan::volumes::{Access, Format, Staging, StagingError, VolumeError, find, staging},
-    run::{Argv, Run, RunError},
+    run::{Run, RunError},
     turn::Subject,
 };
 use crds::device_class::FilesystemType;
@@ -101,7 +102,7 @@ impl<R: Run> Node<R> {
         match todo {
             Staging::Block => Ok(Staged::default()),
             Staging::BlockFirst => {
-                filesystem::wipe_ends(&active.node())?;
+                wipe(&active).await?;
                 self.tag(&group, &lv, &[], &[Tag::used()]).await?;
                 Ok(Staged::default())
             }
@@ -164,11 +165,11 @@ impl<R: Run> Node<R> {
         active: &Active,
     ) -> Result<(FilesystemType, FsUuid), StageError> {
         let Access::Filesystem(kind) = ask.access else { return Err(purpose(&ask.target, "a filesystem")) };
-        let least = crate::name::Bytes(kind.smallest());
+        let least = Bytes(kind.smallest());
         if lv.size < least {
             return Err(FilesystemError::TooSmall { kind: kind.as_str(), least, size: lv.size }.into());
         }
-        filesystem::wipe_ends(&active.node())?;
+        wipe(active).await?;
         let uuid = filesystem::new_uuid().map_err(StageError::Device)?;
         let making = Format::Making(kind, uuid.clone()).tag()?;
         let tags = making.into_iter().chain([Tag::used()]).collect::<Vec<_>>();
@@ -185,10 +186,9 @@ impl<R: Run> Node<R> {
         kind: FilesystemType,
         uuid: &FsUuid,
     ) -> Result<(), StageError> {
-        let argv = Argv::new("/usr/sbin/wipefs").arg("--no-act").arg("--json").arg(active.node());
-        let answer = self.run.run(argv).await?.stdout;
-        match foreign_signature(&answer, uuid) {
-            None => Ok(filesystem::wipe_ends(&active.node())?),
+        let found = filesystem::signatures(&active.node(), &*self.run).await?;
+        match foreign_signature(found, uuid) {
+            None => wipe(active).await,
             Some(found) => Err(StageError::OtherContent {
                 name: key.name.to_string(),
                 wanted: format!("nothing but an unfinished {} with UUID {uuid}", kind.as_str()),
@@ -219,7 +219,7 @@ impl<R: Run> Node<R> {
         lv: &Lv,
         active: &Active,
     ) -> Result<(FilesystemType, FsUuid), StageError> {
-        let (found, _) = filesystem::read(&active.node())?;
+        let (found, _) = head(active).await?;
         match (found, ask.access) {
             (Some(found), Access::Filesystem(kind)) if found.kind == kind => {
                 let made = Format::Made(kind, found.uuid.clone()).tag()?;
@@ -259,7 +259,7 @@ impl<R: Run> Node<R> {
         active: &Active,
     ) -> Result<Staged, StageError> {
         let node = active.node();
-        let (found, size) = filesystem::read(&node)?;
+        let (found, size) = head(active).await?;
         // A8: what is mounted is what was made, not what somebody has put there since.
         let found = match found {
             Some(found) if found.kind == kind && found.uuid == uuid => found,
@@ -322,7 +322,8 @@ impl<R: Run> Node<R> {
             None => self.active(name).await?,
         };
         let Some(active) = active else { return Ok(()) };
-        if dm::is_held(&active).unwrap_or(true) {
+        let device = active.clone();
+        if tokio::task::spawn_blocking(move || dm::is_held(&device)).await?.unwrap_or(true) {
             // Somebody's mount namespace may keep it for long: the volume is unstaged all the same, and its deletion
             // will name who holds it.
             tracing::warn!(volume = %name, device = %active.kernel, "unstaged, but still in use: it stays active");
@@ -373,34 +374,26 @@ pub fn purpose(target: &Target, wanted: &'static str) -> StageError {
     StageError::Purpose { path: target.path().display().to_string(), wanted }
 }
 
+/// What touches a disk may take as long as the disk likes: never on a thread that serves calls.
+async fn wipe(active: &Active) -> Result<(), StageError> {
+    let node = active.node();
+    Ok(tokio::task::spawn_blocking(move || filesystem::wipe_ends(&node)).await??)
+}
+
+pub async fn head(active: &Active) -> Result<(Option<Superblock>, Bytes), StageError> {
+    let node = active.node();
+    Ok(tokio::task::spawn_blocking(move || filesystem::read(&node)).await??)
+}
+
 pub async fn detach(target: &Target) -> Result<(), StageError> {
     let target = target.clone();
     Ok(tokio::task::spawn_blocking(move || attach::detach(&target)).await??)
 }
 
-/// What of wipefs's answer is not of the filesystem with this UUID.
-fn foreign_signature(answer: &str, uuid: &FsUuid) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Found {
-        signatures: Vec<Signature>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Signature {
-        #[serde(rename = "type")]
-        kind: String,
-        uuid: Option<String>,
-    }
-    if answer.trim().is_empty() {
-        return None;
-    }
-    match serde_json::from_str::<Found>(answer) {
-        Ok(found) => found
-            .signatures
-            .into_iter()
-            .find(|one| one.uuid.as_deref() != Some(uuid.as_str()))
-            .map(|one| format!("a signature of {}", one.kind)),
-        Err(err) => Some(format!("an answer of wipefs that can not be understood: {err}")),
-    }
+/// What is not of the filesystem with this UUID.
+fn foreign_signature(found: Vec<Signature>, uuid: &FsUuid) -> Option<String> {
+    let foreign = found.into_iter().find(|one| one.uuid.as_deref() != Some(uuid.as_str()));
+    foreign.map(|one| format!("a signature of {}", one.kind))
 }
 
 #[cfg(test)]
@@ -410,13 +403,11 @@ mod tests {
     #[test]
     fn only_what_the_interrupted_mkfs_left_is_wiped() {
         let uuid = FsUuid::try_from("0f8e2f0c-7a5b-4c6d-9e0f-112233445566").unwrap();
-        let answer = |kind: &str, uuid: &str| format!(r#"{{"signatures":[{{"type":"{kind}","uuid":{uuid}}}]}}"#);
-        assert_eq!(foreign_signature(r#"{"signatures": []}"#, &uuid), None);
-        assert_eq!(foreign_signature("", &uuid), None);
-        assert_eq!(foreign_signature(&answer("xfs", &format!("\"{uuid}\"")), &uuid), None);
-        assert!(foreign_signature(&answer("xfs", "\"another\""), &uuid).is_some());
+        let one = |kind: &str, uuid: Option<&str>| vec![Signature { kind: kind.into(), uuid: uuid.map(str::to_owned) }];
+        assert_eq!(foreign_signature(Vec::new(), &uuid), None);
+        assert_eq!(foreign_signature(one("xfs", Some(uuid.as_str())), &uuid), None);
+        assert!(foreign_signature(one("xfs", Some("another")), &uuid).is_some());
         // A14: a LUKS header is never overwritten.
-        assert!(foreign_signature(&answer("crypto_LUKS", "null"), &uuid).is_some());
-        assert!(foreign_signature("?", &uuid).is_some());
+        assert!(foreign_signature(one("crypto_LUKS", None), &uuid).is_some());
     }
 }

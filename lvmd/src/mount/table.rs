@@ -15,6 +15,8 @@ pub struct Mount {
     pub point: PathBuf,
     /// Options of this mount alone: `ro`, `noatime`, …
     pub options: String,
+    /// Whether mounts below it are handed on to other mount namespaces.
+    pub shared: bool,
     pub kind: String,
     pub source: PathBuf,
 }
@@ -49,6 +51,12 @@ impl Table {
         self.0.iter().rev().find(|mount| mount.point == point)
     }
 
+    /// The mount that `path` lies on.
+    pub fn under(&self, path: &Path) -> Option<&Mount> {
+        let around = self.0.iter().filter(|mount| path.starts_with(&mount.point));
+        around.max_by_key(|mount| mount.point.components().count())
+    }
+
     /// Every place at which the filesystem on device `number` is mounted.
     pub fn of(&self, number: (u32, u32)) -> impl Iterator<Item = &Mount> {
         self.0.iter().filter(move |mount| mount.number == number)
@@ -69,11 +77,13 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let root = path(fields.next()?);
     let point = path(fields.next()?);
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    fields.find(|field| *field == b"-")?;
+    // All of them, up to the hyphen: what follows is counted from there.
+    let tags = fields.by_ref().take_while(|field| *field != b"-").collect::<Vec<_>>();
+    let shared = tags.iter().any(|tag| tag.starts_with(b"shared:"));
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
     // A source may be empty (`mount -t tmpfs "" /mnt`): the field is then an empty string.
     let source = path(fields.next()?);
-    Some(Mount { number: device_number(number)?, root, point, options, kind, source })
+    Some(Mount { number: device_number(number)?, root, point, options, shared, kind, source })
 }
 
 /// `8:16` as two numbers.
@@ -118,7 +128,9 @@ mod tests {
         let table = Table::parse(include_bytes!("../../tests/fixtures/mountinfo/node.txt")).unwrap();
         let root = table.at(Path::new("/")).unwrap();
         assert_eq!((root.number, root.kind.as_str()), ((254, 0), "ext4"));
-        assert!(!root.is_read_only());
+        assert!(!root.is_read_only() && !root.shared);
+        let kubelet = table.under(Path::new("/var/lib/kubelet/pods")).unwrap();
+        assert!(kubelet.shared && kubelet.point == Path::new("/var/lib/kubelet"));
         let odd = table.at(Path::new("/mnt/a b\\c\td")).unwrap();
         assert_eq!((odd.kind.as_str(), odd.source.as_path()), ("tmpfs", Path::new("a b")));
         assert_eq!(table.of((254, 0)).count(), 2);

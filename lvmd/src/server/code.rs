@@ -104,11 +104,13 @@ impl From<StageError> for Status {
             | StageError::NotStaged { .. }
             | StageError::OtherMount { .. }
             | StageError::OtherContent { .. }
-            | StageError::Filesystem(FilesystemError::Broken { .. } | FilesystemError::TooSmall { .. }) => {
-                Code::FailedPrecondition
-            }
+            | StageError::Filesystem(
+                FilesystemError::Broken { .. } | FilesystemError::TooSmall { .. } | FilesystemError::NotBlank { .. },
+            ) => Code::FailedPrecondition,
             StageError::Report(_) | StageError::Table(_) => Code::Unavailable,
-            StageError::Filesystem(FilesystemError::Read { .. } | FilesystemError::Wipe { .. })
+            StageError::Filesystem(
+                FilesystemError::Read { .. } | FilesystemError::Wipe { .. } | FilesystemError::Signatures { .. },
+            )
             | StageError::Attach(
                 AttachError::Open { .. }
                 | AttachError::Make { .. }
