@@ -70,6 +70,8 @@ fn chapters(site: &mut Site, tell: &mut Tell) -> anyhow::Result<()> {
     volumes::a_block_volume_works(site, tell)?;
     tell.shown("kubectl get logicalvolumes", &site.kubectl(&["get", "logicalvolumes"])?);
 
+    volumes::side_characters_leave(site, tell)?;
+
     tell.step("7. A third node joins; its group and capacity are there without anybody doing anything");
     site.add_nodes(&["node3"])?;
     group_is_made(site, tell, "node3")?;

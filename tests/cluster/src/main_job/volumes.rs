@@ -99,16 +99,21 @@ pub fn a_block_volume_works(site: &Site, tell: &Tell) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is no longer needed goes, so that the story of the lost node has one claim.
+pub fn side_characters_leave(site: &Site, tell: &Tell) -> anyhow::Result<()> {
+    site.kubectl(&["delete", "pod/neighbour", "pod/raw", "pvc/neighbour", "pvc/raw", "--wait=true", "--timeout=180s"])?;
+    wait_for("only the set's volume is left", PATIENCE, || {
+        Ok((site.api().list("/apis/stowage.dev/v1alpha1/logicalvolumes")?.len() == 1).then_some(()))
+    })?;
+    tell.seen("the claims of the other pods are deleted, and their LVs are gone");
+    Ok(())
+}
+
 pub fn nothing_is_left(site: &Site, tell: &Tell) -> anyhow::Result<()> {
-    site.kubectl(&[
-        "delete",
-        "statefulset/db",
-        "pod/neighbour",
-        "pod/raw",
-        "--ignore-not-found",
-        "--wait=true",
-        "--timeout=180s",
-    ])?;
+    site.kubectl(&["delete", "statefulset/db", "--wait=true", "--timeout=180s"])?;
+    wait_for("the set's pod is gone", PATIENCE, || {
+        Ok(site.api().get("/api/v1/namespaces/default/pods/db-0")?.is_none().then_some(()))
+    })?;
     site.kubectl(&["delete", "pvc", "--all", "--wait=true", "--timeout=180s"])?;
     wait_for("no PersistentVolume and no LogicalVolume is left", PATIENCE, || {
         let volumes = site.api().list("/api/v1/persistentvolumes")?;
