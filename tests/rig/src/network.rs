@@ -6,7 +6,7 @@
 use std::net::TcpListener;
 
 use crate::{
-    error::{Context, Result},
+    error::{Context, Error, Result},
     run::{Process, Run},
     scope::Scope,
 };
@@ -37,6 +37,7 @@ impl Place {
 
 pub(crate) fn create(scope: &Scope) -> Result<()> {
     let namespace = scope.network();
+    remove_leftover(&namespace)?;
     Run::new("ip").args(["netns", "add", &namespace]).check()?;
     // A fixed address for the bridge: it would take that of its first port, and guests would lose it with that port.
     let script = format!(
@@ -49,6 +50,21 @@ pub(crate) fn create(scope: &Scope) -> Result<()> {
     Run::new("ip").args(["-n", &namespace, "-batch", "-"]).input(script).check()?;
     Run::in_network(&namespace, "sysctl").args(["-qw", "net.ipv4.ip_forward=1"]).check()?;
     Ok(())
+}
+
+/// A namespace by this name that nobody lives in was left by a rig of another checkout which ended with its machine's
+/// session. One with processes belongs to a rig that runs.
+fn remove_leftover(namespace: &str) -> Result<()> {
+    let living = Run::new("ip").args(["netns", "pids", namespace]).output()?;
+    if !living.status.success() {
+        return Ok(());
+    }
+    let pids = living.stdout.split_whitespace().collect::<Vec<_>>().join(", ");
+    if !pids.is_empty() {
+        let what = format!("the network namespace {namespace}");
+        return Err(Error::unexpected(what, format!("a rig of another checkout uses it (processes {pids})")));
+    }
+    Run::new("ip").args(["netns", "del", namespace]).check().map(drop)
 }
 
 /// Makes the network card's other end, unless it is there, and the way to the node's pods.

@@ -65,8 +65,7 @@ impl StowageImage {
         }
         for program in PROGRAMS {
             let path = programs.join(program);
-            let bytes = fs::read(&path)
-                .context(|| format!("reading {} (make image)", path.display()))?;
+            let bytes = fs::read(&path).context(|| format!("reading {} (make image)", path.display()))?;
             layer.file(&format!("usr/local/bin/{program}"), 0o755, &bytes)?;
         }
         let names = vec![format!("{REPOSITORY}:{TAG}"), format!("{REPOSITORY}:{}", env!("CARGO_PKG_VERSION"))];
