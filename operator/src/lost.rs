@@ -17,6 +17,7 @@ use crds::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt, api::ListParams};
+use tokio::task::JoinSet;
 
 use crate::{
     Context,
@@ -102,10 +103,14 @@ pub async fn has_volumes(client: &Client, node: &str) -> Result<bool, kube::Erro
 pub struct Lost {
     surveys: BTreeMap<String, Surveyed>,
     shared: Arc<Shared>,
+    /// They end with this: nothing is begun without the lease.
+    rounds: JoinSet<()>,
 }
 
 struct Surveyed {
     at: Timestamp,
+    /// A later look failed: this is what was known before.
+    outdated: bool,
     /// Changes with the volumes.
     of: u64,
     survey: Survey,
@@ -134,6 +139,8 @@ struct State {
     stale: BTreeSet<String>,
     /// Claims that were deleted and are in no status yet.
     released: BTreeMap<String, Vec<String>>,
+    /// Claims that were deleted in earlier rounds, and whose pods were not all dealt with.
+    going: BTreeMap<String, Vec<round::Going>>,
 }
 
 impl Shared {
@@ -144,12 +151,18 @@ impl Shared {
 
 impl Lost {
     pub fn known(&self, node: &str) -> Option<Survey> {
+        self.surveys.get(node).filter(|surveyed| !surveyed.outdated).map(|surveyed| surveyed.survey.clone())
+    }
+
+    /// What was known last, also when it could not be read since.
+    pub fn last(&self, node: &str) -> Option<Survey> {
         self.surveys.get(node).map(|surveyed| surveyed.survey.clone())
     }
 
     /// Drops what is known of nodes that are there no more.
     pub fn forget_others(&mut self, facts: &BTreeMap<String, Facts>) {
         self.surveys.retain(|node, _| facts.contains_key(node));
+        self.shared.state().going.retain(|node, _| facts.contains_key(node));
     }
 
     /// Looks at the claims, unless that was done a moment ago. Answers when it is to be done again.
@@ -162,22 +175,26 @@ impl Lost {
         now: Timestamp,
     ) -> Result<Option<Timestamp>, kube::Error> {
         if volumes.is_empty() {
-            self.surveys.insert(node.to_owned(), Surveyed { at: now, of: 0, survey: Survey::default() });
+            let nothing = Surveyed { at: now, outdated: false, of: 0, survey: Survey::default() };
+            self.surveys.insert(node.to_owned(), nothing);
             return Ok(None);
         }
         let of = fingerprint(volumes, policies);
         let stale = self.shared.state().stale.remove(node);
         if let Some(known) = self.surveys.get(node)
             && !stale
+            && !known.outdated
             && known.of == of
             && known.next().is_some_and(|next| now < next)
         {
             return Ok(known.next());
         }
         // While it can not be read, what was known is not known any more.
-        self.surveys.remove(node);
+        if let Some(known) = self.surveys.get_mut(node) {
+            known.outdated = true;
+        }
         let survey = read::survey(client, node, volumes, policies).await?;
-        let known = Surveyed { at: now, of, survey };
+        let known = Surveyed { at: now, outdated: false, of, survey };
         let next = known.next();
         self.surveys.insert(node.to_owned(), known);
         Ok(next)
@@ -199,26 +216,35 @@ impl Lost {
 
     /// Starts a round for the node, unless one is under way or there is nothing to give up.
     pub fn release(
-        &self,
+        &mut self,
         context: &Arc<Context>,
         storage: &Arc<NodeStorage>,
         volumes: Vec<Arc<LogicalVolume>>,
         policies: &Policies,
     ) {
         let node = storage.name_any();
-        let nothing = self.surveys.get(&node).is_none_or(|known| known.survey.delete.is_empty());
-        if nothing || !self.shared.state().busy.insert(node.clone()) {
-            return;
-        }
+        while self.rounds.try_join_next().is_some() {}
+        let nothing = self.known(&node).is_none_or(|known| known.delete.is_empty());
+        let earlier = {
+            let mut state = self.shared.state();
+            let nothing = nothing && !state.going.contains_key(&node);
+            if nothing || !state.busy.insert(node.clone()) {
+                return;
+            }
+            state.going.remove(&node).unwrap_or_default()
+        };
         let (context, storage, policies, shared) =
             (context.clone(), storage.clone(), policies.clone(), self.shared.clone());
-        tokio::spawn(async move {
+        self.rounds.spawn(async move {
             let told = |claim: String| {
                 context.metrics.claims_released.inc();
                 shared.state().released.entry(node.clone()).or_default().push(claim);
             };
             let round = round::Round { context: &context, storage: &storage, policies: &policies, pace: &shared.pace };
-            let ended = round.run(&volumes, told).await;
+            let (left, ended) = round.run(&volumes, earlier, told).await;
+            if !left.is_empty() {
+                shared.state().going.insert(node.clone(), left);
+            }
             if let Err(error) = &ended {
                 context.metrics.failures.inc();
                 tracing::warn!(node, error = runtime::chain(error), "giving up the claims of a lost node");

@@ -12,7 +12,7 @@ use crds::{
     condition::{self, kind},
     logical_volume::LogicalVolume,
     names,
-    node_storage::{LostWord, NodeStorage},
+    node_storage::NodeStorage,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -102,10 +102,10 @@ impl Pass<'_> {
         for (name, storage) in &storages {
             let held = volumes.get(name).map(Vec::as_slice).unwrap_or_default();
             let Some(node) = self.node_now(name, storage, nodes.get(name)).await else { continue };
-            facts.insert(name.clone(), seen::facts_of(storage, node, held));
+            facts.insert(name.clone(), seen::facts_of(storage, node, held, ready_agents.contains(name)));
         }
         let policies = Policies::new(&cluster, &world.sorted_classes());
-        self.survey(&mut facts, &volumes, &policies, now).await;
+        self.survey(&storages, &mut facts, &volumes, &policies, now).await;
         let verdicts = verdict::judge(&facts, cluster.spec.execution_policy, &cluster.spec.node_loss, now);
         self.count(&verdicts);
         for (name, (phase, verdict)) in &verdicts {
@@ -113,7 +113,11 @@ impl Pass<'_> {
             let ready = ready_agents.contains(name) && facts[name].node != NodeNow::Absent;
             self.deal_with(&storages[name], &facts[name], (phase, verdict), ready, &volumes, &policies).await;
         }
-        self.specs(&cluster, &nodes, &facts, &volumes).await;
+        let is_look = |(node, (_, verdict)): (&String, &(Phase, Verdict))| {
+            matches!(verdict, Verdict::Look).then(|| (node.clone(), condition::whole_seconds(now)))
+        };
+        let looks = verdicts.iter().filter_map(is_look).collect();
+        self.specs(&cluster, &nodes, &facts, &volumes, &looks).await;
     }
 
     /// The watched copies, or what was written since.
@@ -163,6 +167,7 @@ impl Pass<'_> {
     /// Finds out what is at stake on nodes that are gone.
     async fn survey(
         &mut self,
+        storages: &BTreeMap<String, Arc<NodeStorage>>,
         facts: &mut BTreeMap<String, Facts>,
         volumes: &Volumes,
         policies: &Policies,
@@ -180,7 +185,12 @@ impl Pass<'_> {
             if let Some(next) = self.note(&format!("reading the claims on {name}"), surveyed) {
                 self.wake.extend(next);
             }
-            facts.at_stake = self.memory.lost.known(name).map(|survey| survey.delete.len());
+            let known = self.memory.lost.known(name);
+            // What is being given up is judged by what was last read.
+            let known = known.or_else(|| if facts.released { self.memory.lost.last(name) } else { None });
+            facts.at_stake = known.as_ref().map(|survey| survey.delete.len());
+            let listed = storages.get(name).is_some_and(|storage| !storage.spec.released.is_empty());
+            facts.gave_up = facts.released && (listed || known.is_some_and(|survey| survey.claimless > 0));
         }
     }
 
@@ -205,6 +215,13 @@ impl Pass<'_> {
         policies: &Policies,
     ) {
         let name = storage.name_any();
+        if verdict::word_is_stale(facts, phase)
+            && !self.use_up_word(storage).await
+            && matches!(phase, Phase::Other { .. })
+        {
+            // Once it is written down that disks are missing, the word would count.
+            return;
+        }
         let before = seen::told(storage);
         let released = self.memory.lost.released(&name);
         let survey = self.memory.lost.known(&name);
@@ -219,7 +236,7 @@ impl Pass<'_> {
             self.tell_changes(storage, &before, &after).await;
         }
         match verdict {
-            Verdict::Keep(_) | Verdict::Hold { .. } => {}
+            Verdict::Keep(_) | Verdict::Hold { .. } | Verdict::Look => {}
             Verdict::Wait { until } => self.wake.push(*until),
             Verdict::Release { forget_at } => {
                 self.wake.extend(*forget_at);
@@ -231,9 +248,6 @@ impl Pass<'_> {
                 self.memory.lost.release(self.context, storage, there, policies);
             }
             Verdict::Forget => self.forget(storage).await,
-        }
-        if matches!(phase, Phase::Here) && storage.spec.lost == Some(LostWord::Confirm) {
-            self.use_up_word(storage).await;
         }
     }
 
@@ -304,16 +318,19 @@ impl Pass<'_> {
     }
 
     /// A person's Confirm was about the loss that is over: left there, it would answer for the next one as well.
-    async fn use_up_word(&mut self, storage: &NodeStorage) {
+    /// Whether it is gone.
+    async fn use_up_word(&mut self, storage: &NodeStorage) -> bool {
         let patch = json!({ "metadata": { "resourceVersion": storage.resource_version() }, "spec": { "lost": null } });
         let params = PatchParams { field_manager: Some(names::manager::OPERATOR.to_owned()), ..PatchParams::default() };
         let api = Api::<NodeStorage>::all(self.context.client.clone());
-        let answer = is_new(api.patch(&storage.name_any(), &params, &Patch::Merge(&patch)).await);
-        if self.note(&format!("spec.lost of NodeStorage {}", storage.name_any()), answer) == Some(true) {
-            self.context.metrics.writes.inc();
-            let note = "spec.lost: Confirm was about a loss that is over, and is removed";
-            self.context.events.normal(&storage.object_ref(&()), reason::WORD_USED, "RemoveWord", note).await;
-        }
+        let answer = api.patch(&storage.name_any(), &params, &Patch::Merge(&patch)).await;
+        // A newer version may have another word: the next pass sees it.
+        let what = format!("spec.lost of NodeStorage {}", storage.name_any());
+        let Some(written) = self.note(&what, answer) else { return false };
+        self.wrote(written);
+        let note = "spec.lost: Confirm was about the Node that was gone, and is removed";
+        self.context.events.normal(&storage.object_ref(&()), reason::WORD_USED, "RemoveWord", note).await;
+        true
     }
 }
 

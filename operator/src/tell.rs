@@ -23,6 +23,8 @@ pub struct Survey {
     pub delete: Vec<String>,
     /// Of the ones that wait for a person: why.
     pub keep: BTreeMap<String, String>,
+    /// Volumes whose claim is not there (any more).
+    pub claimless: usize,
 }
 
 /// The parts of a NodeStorage's status that are the operator's.
@@ -119,6 +121,7 @@ fn decided(verdict: &Verdict, survey: Option<&Survey>, what: &str) -> (&'static 
         Verdict::Wait { until } => {
             (reason::GRACE, format!("nothing is done before {}; then {} would be deleted", at(*until), deleted()))
         }
+        Verdict::Look => (reason::GROUPS_MISSING, look_awaited()),
         Verdict::Hold { .. } => (
             reason::TOO_MANY_LOST,
             format!("too many nodes are gone at once, so {} wait for a person: see LossHeld", deleted()),
@@ -138,7 +141,7 @@ fn decided(verdict: &Verdict, survey: Option<&Survey>, what: &str) -> (&'static 
         Verdict::Keep(kept) => {
             let message = match kept {
                 Kept::NotLost => "it is there".to_owned(),
-                Kept::LookAwaited => "its agent has not looked yet".to_owned(),
+                Kept::LookAwaited => look_awaited(),
                 Kept::Word => "spec.lost is Keep, so nothing is deleted".to_owned(),
                 Kept::Policy => format!(
                     "nodeLoss.policy is None, so nothing is deleted; bring back {what}, or delete the claims by hand"
@@ -154,12 +157,17 @@ fn decided(verdict: &Verdict, survey: Option<&Survey>, what: &str) -> (&'static 
             };
             let word = match kept {
                 Kept::PlanOnly => reason::PLAN_ONLY,
-                Kept::SomeDisksFound => reason::GROUPS_MISSING,
-                Kept::NotLost | Kept::LookAwaited | Kept::Word | Kept::Policy | Kept::Unknown => reason::NODE_DELETED,
+                Kept::SomeDisksFound | Kept::LookAwaited => reason::GROUPS_MISSING,
+                Kept::NotLost | Kept::Word | Kept::Policy | Kept::Unknown => reason::NODE_DELETED,
             };
             (word, message)
         }
     }
+}
+
+fn look_awaited() -> String {
+    "nothing is done until its agent has looked once more; see the condition Ready, and the pods in stowage-system"
+        .to_owned()
 }
 
 fn loss_held(verdict: &Verdict) -> Condition {
@@ -172,7 +180,7 @@ fn loss_held(verdict: &Verdict) -> Condition {
                 "{lost} nodes with claims were lost within 30 minutes, {limit} at once are dealt with: set spec.lost to Confirm if this one will not come back, or to Keep if it will"
             ),
         ),
-        Verdict::Keep(_) | Verdict::Wait { .. } | Verdict::Release { .. } | Verdict::Forget => {
+        Verdict::Keep(_) | Verdict::Wait { .. } | Verdict::Look | Verdict::Release { .. } | Verdict::Forget => {
             is(kind::LOSS_HELD, false, reason::NOT_HELD, "nothing is held back")
         }
     }
@@ -223,7 +231,7 @@ fn loss(known: &Known<'_>, phase: &Phase, verdict: &Verdict, before: Option<&Los
     loss.forget_at = match verdict {
         Verdict::Release { forget_at } => forget_at.map(|time| Time(condition::whole_seconds(time))),
         Verdict::Forget => loss.forget_at,
-        Verdict::Keep(_) | Verdict::Wait { .. } | Verdict::Hold { .. } => None,
+        Verdict::Keep(_) | Verdict::Wait { .. } | Verdict::Look | Verdict::Hold { .. } => None,
     };
     Some(loss)
 }

@@ -28,6 +28,12 @@ pub struct Facts {
     pub spec_uid: String,
     /// The agent's last complete look was made for that Node object.
     pub looked: bool,
+    /// The agent is at work and its looks succeed: what it does not find is not there.
+    pub fresh: bool,
+    /// The last look for which it was asked to answer: the time that it is later than.
+    pub look_after: Option<Timestamp>,
+    /// The last look answers the spec as it is now.
+    pub answered: bool,
     /// UUIDs of the groups that the last look found.
     pub groups: BTreeSet<String>,
     /// LogicalVolumes on the node, terminating ones included.
@@ -37,6 +43,10 @@ pub struct Facts {
     pub loss: Option<Loss>,
     /// Since when the condition DisksMissing is true.
     pub disks_missing_since: Option<Timestamp>,
+    /// What is written down says that its claims are given up.
+    pub released: bool,
+    /// Claims of it were given up; this outlives a restart.
+    pub gave_up: bool,
     /// The condition LossHeld is true.
     pub held: bool,
     pub word: Option<LostWord>,
@@ -86,6 +96,17 @@ pub fn phase(facts: &Facts, now: Timestamp) -> Phase {
     Phase::Other { since: facts.disks_missing_since.unwrap_or(now), missing, found }
 }
 
+/// A person's Confirm that was about a loss that is over, or was given before it was known that the node came back
+/// without its disks. It is taken away, and counts for nothing until then.
+pub fn word_is_stale(facts: &Facts, phase: &Phase) -> bool {
+    facts.word == Some(LostWord::Confirm)
+        && match phase {
+            Phase::Here | Phase::Unseen { .. } => true,
+            Phase::Other { .. } => facts.disks_missing_since.is_none(),
+            Phase::Gone { .. } | Phase::Back => false,
+        }
+}
+
 /// What is decided about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -93,6 +114,8 @@ pub enum Verdict {
     Keep(Kept),
     /// Nothing before this time.
     Wait { until: Timestamp },
+    /// Its time is over, and its agent is asked for one more look before its disks are believed to be gone.
+    Look,
     /// Too many nodes are gone at once: a person decides.
     Hold { lost: usize, limit: usize },
     /// Its claims are given up, as far as the policy of each lets it.
@@ -106,7 +129,7 @@ pub enum Verdict {
 pub enum Kept {
     /// The node is there.
     NotLost,
-    /// It is back, and its agent has not looked yet.
+    /// It is back, and its agent has not looked yet, or could not.
     LookAwaited,
     /// A person said so.
     Word,
@@ -152,7 +175,7 @@ fn verdict(
         Phase::Gone { since } => (*since, after(*since, policy.grace_seconds)),
         Phase::Other { since, .. } => (*since, after(*since, policy.return_seconds)),
     };
-    let confirmed = facts.word == Some(LostWord::Confirm);
+    let confirmed = facts.word == Some(LostWord::Confirm) && !word_is_stale(facts, phase);
     let came_back = matches!(phase, Phase::Other { .. });
     if facts.word == Some(LostWord::Keep) {
         return Verdict::Keep(Kept::Word);
@@ -177,7 +200,11 @@ fn verdict(
     if now < until && !(came_back && confirmed) {
         return Verdict::Wait { until };
     }
-    if facts.at_stake.is_none() {
+    if came_back && let Some(awaited) = look_awaited(facts, if confirmed { since } else { until }) {
+        return awaited;
+    }
+    // What was decided already is not taken back because the claims can not be read: nothing is deleted unread.
+    if facts.at_stake.is_none() && !facts.released {
         return Verdict::Keep(Kept::Unknown);
     }
     if !confirmed && let Some(hold) = brake.holds(facts, since) {
@@ -187,10 +214,20 @@ fn verdict(
         return Verdict::Release { forget_at: None };
     }
     let forget_at = facts.loss.as_ref().and_then(|loss| loss.forget_at.as_ref()).map(|time| time.0);
-    match forget_at {
-        Some(time) if time <= now => Verdict::Forget,
-        Some(_) => Verdict::Release { forget_at },
-        None => Verdict::Release { forget_at: Some(after(now, policy.forget_seconds)) },
+    // A node that was lost together with this one is judged after its grace, and then this one still counts.
+    let counts_until = since.checked_add(TOGETHER).map_or(Timestamp::MAX, |last| after(last, policy.grace_seconds));
+    let forget_at = forget_at.unwrap_or_else(|| after(now, policy.forget_seconds)).max(counts_until);
+    if forget_at <= now { Verdict::Forget } else { Verdict::Release { forget_at: Some(forget_at) } }
+}
+
+/// Disks are believed to be gone by a look that was asked for when the time was over, by an agent that is at work. Once
+/// that was so, each look that finds them takes it back by itself.
+fn look_awaited(facts: &Facts, not_before: Timestamp) -> Option<Verdict> {
+    let asked = facts.look_after.is_some_and(|time| time >= not_before);
+    match (facts.fresh, facts.released || asked && facts.answered) {
+        (true, true) => None,
+        (true, false) if !asked => Some(Verdict::Look),
+        (true | false, _) => Some(Verdict::Keep(Kept::LookAwaited)),
     }
 }
 
@@ -213,8 +250,8 @@ impl Brake {
                 Phase::Here | Phase::Back | Phase::Unseen { .. } => return None,
                 Phase::Gone { since } | Phase::Other { since, .. } => *since,
             };
-            let released = facts.loss.as_ref().is_some_and(|loss| loss.released > 0);
-            let counts = facts.word.is_none() && (facts.at_stake != Some(0) || released);
+            let gave_up = facts.gave_up || facts.loss.as_ref().is_some_and(|loss| loss.released > 0);
+            let counts = facts.word.is_none() && (facts.at_stake != Some(0) || gave_up);
             counts.then_some(since)
         });
         let percent = usize::try_from(policy.max_nodes_percent).unwrap_or(0);

@@ -18,11 +18,16 @@ fn facts(node: NodeNow) -> Facts {
         node,
         spec_uid: "old".into(),
         looked: true,
+        fresh: true,
+        look_after: None,
+        answered: true,
         groups: [].into(),
         volumes: 2,
         volume_groups: ["A".to_owned()].into(),
         loss: None,
         disks_missing_since: None,
+        released: false,
+        gave_up: false,
         held: false,
         word: None,
         at_stake: Some(1),
@@ -30,7 +35,11 @@ fn facts(node: NodeNow) -> Facts {
 }
 
 fn survey() -> Survey {
-    Survey { delete: vec!["shop/data-web-0".into()], keep: [("shop/bare".to_owned(), "why".to_owned())].into() }
+    Survey {
+        delete: vec!["shop/data-web-0".into()],
+        keep: [("shop/bare".to_owned(), "why".to_owned())].into(),
+        claimless: 0,
+    }
 }
 
 fn told(facts: &Facts, phase: &Phase, verdict: &Verdict, released: &[String], before: &Told, now: i64) -> Told {

@@ -10,7 +10,7 @@ use crds::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use operator::verdict::{Facts, Kept, NodeNow, Phase, Verdict, judge, phase};
+use operator::verdict::{Facts, Kept, NodeNow, Phase, Verdict, judge, phase, word_is_stale};
 use proptest::prelude::*;
 
 fn at(second: i64) -> Timestamp {
@@ -27,11 +27,16 @@ fn here() -> Facts {
         node: NodeNow::Present { uid: "old".into() },
         spec_uid: "old".into(),
         looked: true,
+        fresh: true,
+        look_after: None,
+        answered: true,
         groups: ["A".to_owned()].into(),
         volumes: 2,
         volume_groups: ["A".to_owned()].into(),
         loss: None,
         disks_missing_since: None,
+        released: false,
+        gave_up: false,
         held: false,
         word: None,
         at_stake: Some(2),
@@ -53,13 +58,14 @@ fn gone(since: i64) -> Facts {
     Facts { node: NodeNow::Absent, loss: loss(since), ..here() }
 }
 
-/// Back under the same name; the agent has looked and found these groups.
+/// Back under the same name; the agent has looked, a second time when the wait was over, and found these groups.
 fn back(groups: &[&str], since: i64) -> Facts {
     Facts {
         node: NodeNow::Present { uid: "new".into() },
         spec_uid: "new".into(),
         groups: groups.iter().map(|uuid| (*uuid).to_owned()).collect(),
         loss: loss(0),
+        look_after: Some(at(1_000_000)),
         disks_missing_since: Some(at(since)),
         ..here()
     }
@@ -141,6 +147,72 @@ fn a_confirmation_ends_the_wait_for_disks_but_not_the_grace() {
     assert_eq!(enforced(Facts { word, ..back(&[], 100) }, 101), Verdict::Release { forget_at: None });
 }
 
+/// The word was given to the Node that was gone: it is no word on the disks of the one that came back.
+#[test]
+fn only_a_confirmation_given_after_disks_were_missing_counts() {
+    let word = Some(LostWord::Confirm);
+    let since = |facts: Facts| Facts { word, disks_missing_since: None, ..facts };
+    for (what, facts, stale) in [
+        ("here", Facts { word, ..here() }, true),
+        ("gone", Facts { word, ..gone(0) }, false),
+        ("back, not looked", Facts { word, looked: false, ..back(&[], 0) }, true),
+        ("back, spec not written", Facts { word, spec_uid: "old".into(), ..back(&[], 0) }, true),
+        ("found missing just now", since(back(&[], 0)), true),
+        ("missing since", Facts { word, ..back(&[], 0) }, false),
+        ("another word", Facts { word: Some(LostWord::Keep), looked: false, ..back(&[], 0) }, false),
+    ] {
+        let phase = phase(&facts, at(50));
+        assert_eq!(word_is_stale(&facts, &phase), stale, "{what}");
+    }
+    assert_eq!(enforced(since(back(&[], 0)), 50), Verdict::Wait { until: at(950) });
+    let partly = Facts { volume_groups: ["A".to_owned(), "B".to_owned()].into(), ..since(back(&["B"], 0)) };
+    assert_eq!(enforced(partly, 50), Verdict::Keep(Kept::SomeDisksFound));
+}
+
+#[test]
+fn disks_are_gone_by_a_look_that_was_asked_for_when_the_time_was_over() {
+    let awaited = Verdict::Keep(Kept::LookAwaited);
+    let release = Verdict::Release { forget_at: None };
+    let word = Some(LostWord::Confirm);
+    for (what, facts, expected) in [
+        ("never asked", Facts { look_after: None, ..back(&[], 100) }, Verdict::Look),
+        ("asked too early", Facts { look_after: Some(at(999)), ..back(&[], 100) }, Verdict::Look),
+        ("asked", Facts { look_after: Some(at(1000)), answered: false, ..back(&[], 100) }, awaited.clone()),
+        ("answered", Facts { look_after: Some(at(1000)), ..back(&[], 100) }, release.clone()),
+        ("not at work", Facts { fresh: false, ..back(&[], 100) }, awaited.clone()),
+        ("confirmed, not at work", Facts { fresh: false, word, ..back(&[], 100) }, awaited.clone()),
+        ("confirmed, asked before", Facts { word, look_after: Some(at(99)), ..back(&[], 100) }, Verdict::Look),
+        ("confirmed", Facts { word, look_after: Some(at(100)), ..back(&[], 100) }, release.clone()),
+        // Each entry of spec.released makes a new generation.
+        ("under way", Facts { released: true, answered: false, ..back(&[], 100) }, release.clone()),
+        ("under way, not at work", Facts { released: true, fresh: false, ..back(&[], 100) }, awaited),
+        // No look is waited for where nobody looks.
+        ("gone", Facts { fresh: false, look_after: None, ..gone(100) }, release),
+    ] {
+        assert_eq!(enforced(facts, 1000), expected, "{what}");
+    }
+}
+
+#[test]
+fn a_release_under_way_goes_on_while_the_claims_can_not_be_read() {
+    assert_eq!(
+        enforced(Facts { at_stake: None, released: true, ..gone(0) }, 400),
+        Verdict::Release { forget_at: None }
+    );
+}
+
+#[test]
+fn a_node_is_not_forgotten_while_it_counts_for_the_brake() {
+    let mut empty = Facts { volumes: 0, volume_groups: [].into(), at_stake: Some(0), ..gone(0) };
+    let soon = NodeLoss { forget_seconds: 0, ..policy() };
+    let judged = |facts: &Facts, now| alone(facts.clone(), ExecutionPolicy::Enforce, &soon, now);
+    let last = Some(at(1800 + 300));
+    assert_eq!(judged(&empty, 400), Verdict::Release { forget_at: last });
+    empty.loss.as_mut().unwrap().forget_at = Some(Time(at(400)));
+    assert_eq!(judged(&empty, 2099), Verdict::Release { forget_at: last });
+    assert_eq!(judged(&empty, 2100), Verdict::Forget);
+}
+
 #[test]
 fn a_lost_disk_is_no_lost_node() {
     let partly = || Facts { volume_groups: ["A".to_owned(), "B".to_owned()].into(), ..back(&["B"], 0) };
@@ -212,6 +284,12 @@ fn nodes_with_nothing_to_lose_do_not_count() {
     for facts in all.values_mut().take(4) {
         facts.at_stake = Some(0);
         facts.loss.as_mut().unwrap().released = 1;
+    }
+    assert_eq!(released(&all, 1_000_000), 4);
+    // Also when the operator was started anew before it was written down.
+    for facts in all.values_mut().take(4) {
+        facts.loss.as_mut().unwrap().released = 0;
+        facts.gave_up = true;
     }
     assert_eq!(released(&all, 1_000_000), 4);
 }

@@ -80,7 +80,7 @@ pub async fn survey(
     policies: &Policies,
 ) -> Result<Survey, kube::Error> {
     let all = all(client, node, volumes, policies).await?;
-    let mut survey = Survey::default();
+    let mut survey = Survey { claimless: volumes.len().saturating_sub(all.len()), ..Survey::default() };
     for (_, read) in all {
         let title = title(&read.claim);
         match read.verdict {

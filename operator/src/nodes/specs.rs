@@ -7,9 +7,10 @@ use std::{
 
 use crds::{
     condition, names,
-    node_storage::{NodeStorage, NodeStorageSpec, Rails},
+    node_storage::{LostWord, NodeStorage, NodeStorageSpec, Rails},
     storage_cluster::{ExecutionPolicy, StorageCluster},
 };
+use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Time};
 use kube::{Api, Resource, ResourceExt, api::Patch, core::PartialObjectMeta};
 use serde_json::json;
@@ -38,6 +39,7 @@ impl Pass<'_> {
         nodes: &BTreeMap<String, Arc<PartialObjectMeta<Node>>>,
         facts: &BTreeMap<String, Facts>,
         volumes: &Volumes,
+        looks: &BTreeMap<String, Timestamp>,
     ) {
         // With the statuses that were just written.
         let storages = self.storages();
@@ -85,11 +87,10 @@ impl Pass<'_> {
                 cluster_id: self.context.cluster_id.clone(),
                 rails: rails.clone(),
                 cleared: cleared.cleared.get(name).cloned().unwrap_or_default(),
-                look_after: cleared
-                    .ask
-                    .get(name)
-                    .map(|time| Time(*time))
-                    .or_else(|| storage.and_then(|storage| storage.spec.look_after.clone())),
+                look_after: later(
+                    storage.and_then(|storage| storage.spec.look_after.as_ref()).map(|time| time.0),
+                    cleared.ask.get(name).max(looks.get(name)).copied(),
+                ),
                 ..NodeStorageSpec::default()
             };
             if runs_agent {
@@ -125,7 +126,10 @@ impl Pass<'_> {
         let before = &storage.spec.node_uid;
         let written_down = storage.status.as_ref().is_some_and(|status| status.loss.is_some());
         let nothing_to_lose = facts.is_some_and(|facts| facts.volume_groups.is_empty());
-        if before.is_empty() || written_down || nothing_to_lose { there } else { before.clone() }
+        // A word that was given to the Node that is gone goes first: after the look it would answer for its disks.
+        let has_old_word = *before != there && storage.spec.lost == Some(LostWord::Confirm);
+        let goes_on = before.is_empty() || written_down && !has_old_word || nothing_to_lose;
+        if goes_on { there } else { before.clone() }
     }
 
     fn clear(&mut self, storages: &BTreeMap<String, Arc<NodeStorage>>) -> clear::Clear {
@@ -177,6 +181,11 @@ impl Pass<'_> {
             self.context.metrics.writes.inc();
         }
     }
+}
+
+/// It is never moved back.
+fn later(before: Option<Timestamp>, asked: Option<Timestamp>) -> Option<Time> {
+    before.max(asked).map(Time)
 }
 
 /// What decides about it.
@@ -233,6 +242,20 @@ mod tests {
         ] {
             let at = At { exists, node_is_there, runs_agent, has_volumes, deleting };
             assert_eq!(place(at), expected, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_for_a_look_is_never_moved_back() {
+        let at = |second| Some(Timestamp::from_second(second).unwrap());
+        for (before, asked, expected) in [
+            (None, None, None),
+            (at(5), None, at(5)),
+            (at(5), at(7), at(7)),
+            (at(7), at(5), at(7)),
+            (None, at(5), at(5)),
+        ] {
+            assert_eq!(later(before, asked).map(|time| time.0), expected);
         }
     }
 }
