@@ -4,8 +4,6 @@ use std::{error::Error as _, future::Future, time::Duration};
 
 use tonic::Code;
 
-use super::lease;
-
 /// The API server answers in milliseconds; what takes this long has lost its way.
 const LIMIT: Duration = Duration::from_secs(10);
 

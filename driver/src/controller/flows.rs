@@ -23,8 +23,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status, codegen::http};
 
 use super::{
-    Context, capacity, create, delete, expand, guarded,
-    lease::Validity,
+    Context, capacity, create, delete, expand,
     ledger::Figures,
     metrics::Metrics,
     world::{Copies, World},
@@ -586,7 +585,7 @@ async fn capacity_objects_that_are_right_are_left_alone() {
 #[tokio::test]
 async fn without_the_lease_nothing_is_written() {
     let (service, mut server) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
-    let client = guarded::client(Client::new(service, "default"), Validity::default());
+    let client = lease::client(Client::new(service, "default"), lease::Validity::default(), None);
     let volumes = super::volumes::Volumes::new(&client);
     let refused = volumes.create("pvc-1", volume("pvc-1", "n1", GI).spec).await.unwrap_err();
     assert!(refused.changed_nothing());

@@ -1,6 +1,6 @@
 //! The half that runs once per cluster, beside csi-provisioner and csi-resizer.
 //!
-//! In reading order: `lease` and `guarded` (one controller at a time); `world` (what is watched), `entries` (what it
+//! In reading order: `run` (one controller at a time); `world` (what is watched), `entries` (what it
 //! says), `ledger` (what is free, pure), `books` (the ledger as of now); `capacity` (what the scheduler is told); the calls:
 //! `service`, then `request`, `standing`, `create`, `delete`, `expand`; `lost` and `orphans` (volumes whose node or object
 //! is gone). `api`, `volumes`, `claims` and `events` are what is read and written; `metrics` what is counted.
@@ -18,8 +18,6 @@ mod events;
 mod expand;
 #[cfg(test)]
 mod flows;
-mod guarded;
-mod lease;
 mod ledger;
 mod lost;
 mod metrics;
@@ -40,9 +38,11 @@ use std::{
 };
 
 use anyhow::Context as _;
+use crds::names;
 use futures::StreamExt;
 use jiff::Timestamp;
 use kube::Client;
+use lease::Lease;
 use prometheus_client::registry::Registry;
 use runtime::health::{self, Health};
 use tokio::net::UnixListener;
@@ -51,14 +51,17 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use self::{
-    books::Books, capacity::Capacity, claims::Claims, events::Events, lease::Lease, lost::Lost, metrics::Metrics,
-    volumes::Volumes, world::World,
+    books::Books, capacity::Capacity, claims::Claims, events::Events, lost::Lost, metrics::Metrics, volumes::Volumes,
+    world::World,
 };
 use crate::{
     csi::{controller_server::ControllerServer, identity_server::IdentityServer},
     identity::Identity,
     in_flight::InFlight,
 };
+
+/// What is held by one controller at a time.
+const LEASE: &str = names::CONTROLLER_DEPLOYMENT;
 
 /// For how long a call waits for a node. Less than the sidecars' `--timeout=60s`, so that they hear why.
 const LIMIT: Duration = Duration::from_secs(50);
@@ -148,12 +151,13 @@ pub async fn run(args: Args, stop: impl Future<Output = ()> + Send + 'static) ->
 
 async fn work(args: &Args, health: Health, metrics: Metrics, stop: &CancellationToken) -> anyhow::Result<()> {
     let client = Client::try_default().await?;
-    let lease = Lease::new(&client, &args.namespace, args.identity.clone(), clock);
+    let lease = Lease::new(&client, &args.namespace, LEASE, args.identity.clone(), clock);
     tokio::select! {
         () = lease.take() => {}
         () = stop.cancelled() => return Ok(()),
     }
-    let client = guarded::client(client, lease.validity());
+    // Each request has a limit of its own, see `api`.
+    let client = lease::client(client, lease.validity(), None);
     let (world, mut watches) = World::watch(&client, &args.namespace);
     let context = Arc::new(Context::new(&client, &args.namespace, &args.identity, world.clone(), metrics));
     let served = async {

@@ -49,8 +49,6 @@ pub enum Nodes {
 pub enum WishError {
     #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("{0:?} can not be the name of an object: letters a to z, digits, - and . only, 253 at most")]
-    Name(String),
     #[error(
         "access mode {0} is not possible: a volume is on the disks of one node, use ReadWriteOnce or ReadWriteOncePod"
     )]
@@ -82,9 +80,7 @@ impl WishError {
     /// a later version may know more.
     pub const fn code(&self) -> Code {
         match self {
-            Self::Missing(_) | Self::Name(_) | Self::ManyNodes(_) | Self::BothKinds | Self::Negative(_) => {
-                Code::InvalidArgument
-            }
+            Self::Missing(_) | Self::ManyNodes(_) | Self::BothKinds | Self::Negative(_) => Code::InvalidArgument,
             Self::Limit { .. } => Code::OutOfRange,
             Self::NoClass | Self::Filesystem { .. } | Self::Source | Self::Topology => Code::FailedPrecondition,
         }
@@ -95,9 +91,6 @@ pub fn read(request: &CreateVolumeRequest) -> Result<Wish, WishError> {
     if request.name.is_empty() {
         return Err(WishError::Missing("name"));
     }
-    if !is_object_name(&request.name) {
-        return Err(WishError::Name(request.name.clone()));
-    }
     let (access, fs_type) = capabilities(&request.volume_capabilities)?;
     let size = size(request.capacity_range.as_ref())?;
     if request.volume_content_source.is_some() {
@@ -105,7 +98,7 @@ pub fn read(request: &CreateVolumeRequest) -> Result<Wish, WishError> {
     }
     let class = request.parameters.get(names::parameter::DEVICE_CLASS).filter(|class| !class.is_empty());
     Ok(Wish {
-        name: request.name.clone(),
+        name: object_name(&request.name),
         class: class.ok_or(WishError::NoClass)?.clone(),
         size,
         access,
@@ -113,6 +106,11 @@ pub fn read(request: &CreateVolumeRequest) -> Result<Wish, WishError> {
         claim: claim(&request.parameters),
         topology: nodes(request.accessibility_requirements.as_ref())?,
     })
+}
+
+/// The LogicalVolume for a CSI name: of the same name, as csi-provisioner's always are. CSI itself allows any text.
+fn object_name(name: &str) -> String {
+    if is_object_name(name) { name.to_owned() } else { format!("csi-{}", names::fnv1a_128(name.as_bytes())) }
 }
 
 /// RFC 1123 subdomain, as the API server wants names of objects. Also keeps a volume id from becoming another path of
@@ -271,7 +269,6 @@ mod tests {
         };
         for (change, code) in [
             ((|r| r.name.clear()) as fn(&mut CreateVolumeRequest), Code::InvalidArgument),
-            (|r| r.name = "a/b".into(), Code::InvalidArgument),
             (|r| r.volume_capabilities.clear(), Code::InvalidArgument),
             (|r| r.volume_capabilities[0].access_type = None, Code::InvalidArgument),
             (|r| r.volume_capabilities[0].access_mode = None, Code::InvalidArgument),
@@ -305,6 +302,16 @@ mod tests {
                 assert_eq!(with(change), code);
             }
         }
+    }
+
+    #[test]
+    fn a_name_that_no_object_can_have_becomes_one_that_stays_the_same() {
+        assert_eq!(object_name("pvc-1"), "pvc-1");
+        for name in ["Some Name/42", "..", &"N".repeat(128)] {
+            assert!(is_object_name(&object_name(name)), "{name}");
+            assert_eq!(object_name(name), object_name(name));
+        }
+        assert_ne!(object_name("A"), object_name("B"));
     }
 
     #[test]
