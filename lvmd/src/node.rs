@@ -47,13 +47,22 @@ struct Entry {
     group: Group,
     /// Nothing was heard of a change since, but lvmd's own.
     trusted: bool,
+    /// The last look found two devices that show the same PV of it. Only another whole look can tell that this ended:
+    /// LVM is told of one of the two, and knows nothing of the other.
+    doubled: bool,
 }
 
 impl Known {
     fn put(&mut self, group: Group, changes: u64, doubled: bool) {
         let trusted = self.hears && self.changes == changes && group.missing == 0 && !doubled;
         self.groups.retain(|known| known.group.uuid != group.uuid);
-        self.groups.push(Entry { group, trusted });
+        self.groups.push(Entry { group, trusted, doubled });
+    }
+
+    /// As [`Known::put`], of a group that was asked for by itself.
+    fn update(&mut self, group: Group, changes: u64) {
+        let doubled = self.groups.iter().any(|known| known.group.uuid == group.uuid && known.doubled);
+        self.put(group, changes, doubled);
     }
 }
 
@@ -134,10 +143,10 @@ impl<R: Run> Node<R> {
     pub async fn asked_group(&self, cluster: &ClusterId, class: &ClassName) -> Result<Option<Group>, GroupError> {
         let known = {
             let known = self.known();
-            let ours = known.groups.iter().map(|entry| &entry.group).filter(|group| is_ours(group, cluster, class));
-            ours.cloned().collect::<Vec<_>>()
+            let ours = known.groups.iter().filter(|entry| is_ours(&entry.group, cluster, class));
+            ours.map(|entry| (entry.group.clone(), entry.doubled)).collect::<Vec<_>>()
         };
-        if let [known] = known.as_slice()
+        if let [(known, false)] = known.as_slice()
             && let Ok(Some(now)) = self.again(known).await
             && now.missing == 0
             && is_ours(&now, cluster, class)
@@ -160,7 +169,7 @@ impl<R: Run> Node<R> {
         let nodes = before.nodes().collect::<Vec<_>>();
         let now = groups(&*self.run, &nodes).await?.groups.into_iter().find(|group| group.uuid == before.uuid);
         if let Some(now) = &now {
-            self.known().put(now.clone(), changes, false);
+            self.known().update(now.clone(), changes);
         }
         Ok(now)
     }
@@ -174,7 +183,7 @@ impl<R: Run> Node<R> {
                 // Where others changed it too, the next one to need it asks.
                 let trusted = known.groups.iter().any(|entry| entry.group.uuid == now.uuid && entry.trusted);
                 let changes = if trusted { changes } else { changes.wrapping_sub(1) };
-                known.put(now.clone(), changes, false);
+                known.update(now.clone(), changes);
                 Ok(Some(now))
             }
             None => self.again(before).await,
@@ -185,7 +194,7 @@ impl<R: Run> Node<R> {
     pub fn remember(&self, group: &Group) {
         let mut known = self.known();
         let changes = known.changes;
-        known.put(group.clone(), changes, false);
+        known.update(group.clone(), changes);
     }
 
     /// The group with the LV that carries a volume's name, from what was seen last: for calls that say no more of a

@@ -17,7 +17,7 @@ use lvmd::{
     carry_out::{Done, carry_out},
     lvm::{config, report},
     name::{Bytes, ClassName, ClusterId, LvmUuid, VolumeKey, VolumeName},
-    node::Node,
+    node::{GroupError, Node},
     plan::{
         groups::{Plan, Step, plan},
         say,
@@ -283,6 +283,31 @@ async fn a_group_of_the_same_name_is_left_alone() {
     assert!(report.volume_groups.is_empty());
     let device = report.devices.iter().find(|device| device.id == bench.id("other")).unwrap();
     assert_eq!(device.reasons[0].code, "ForeignGroup");
+}
+
+/// A copy of a disk, or a second path to it: LVM would take either for the group's.
+#[tokio::test]
+async fn a_group_of_which_a_copy_is_there_is_left_alone_until_the_copy_is_gone() {
+    let mut bench = Bench::new("double").await;
+    let a = bench.disk("a", 48).await;
+    bench.node.hears();
+    bench.made().await;
+    let copy = bench.disk("copy", 48).await;
+    fs::write(&copy, fs::read(&a).unwrap()).unwrap();
+    bench.node.changed();
+    let new = bench.volume("pvc-1", 4);
+    // The first look sees both; the second call must not be content with the one that was remembered.
+    for _ in 0..3 {
+        let (plan, report) = bench.plan(&bench.wanted(json!({}))).await;
+        assert_eq!((plan.steps.len(), report.volume_groups[0].state), (0, crds::node_storage::GroupState::Conflict));
+        let refused = bench.node.create_volume(&new).await.unwrap_err();
+        assert!(matches!(refused, ChangeError::Group(GroupError::Doubled(_))), "{refused}");
+    }
+    assert_eq!(bench.started("lvcreate"), 0);
+    bench.node.run.run(Argv::new("/usr/sbin/losetup").arg("--detach").arg(&copy)).await.unwrap();
+    bench.loops.retain(|device| *device != copy);
+    bench.node.changed();
+    bench.node.create_volume(&new).await.unwrap();
 }
 
 /// A19: nothing is done to a group that lacks a device.
