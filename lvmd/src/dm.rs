@@ -10,7 +10,11 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{lvm::report::Lv, mount::table::device_number, name::LvmUuid};
+use crate::{
+    lvm::report::Lv,
+    mount::table::device_number,
+    name::{Bytes, LvmUuid},
+};
 
 /// The device of an active LV.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,13 +109,25 @@ pub fn size(active: &Active) -> Option<u64> {
     sectors.trim().parse::<u64>().ok()?.checked_mul(512)
 }
 
+/// Whether the kernel has an active LV otherwise than LVM's metadata does: suspended, or of another size.
+pub fn is_stale(active: &Active, size: Bytes) -> bool {
+    stale(&Path::new("/sys/class/block").join(&active.kernel), size)
+}
+
+fn stale(folder: &Path, wanted: Bytes) -> bool {
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    // What can not be read is no news.
+    let other = number("size").and_then(|sectors| sectors.checked_mul(512)).is_some_and(|now| now != wanted.0);
+    number("dm/suspended") == Some(1) || other
+}
+
 impl From<&Active> for Lv {
     /// Enough of an LV to name it in a command.
     fn from(active: &Active) -> Self {
         Self {
             name: active.lv_name().unwrap_or_default(),
             uuid: active.lv.clone(),
-            size: crate::name::Bytes(size(active).unwrap_or(0)),
+            size: Bytes(size(active).unwrap_or(0)),
             tags: std::collections::BTreeSet::new(),
         }
     }
@@ -131,6 +147,21 @@ mod tests {
         {
             assert_eq!(uuids(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_an_interrupted_lvextend_left_is_told_from_what_is_as_it_should_be() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("dm")).unwrap();
+        let kernel = |sectors: &str, suspended: &str| {
+            fs::write(folder.path().join("size"), sectors).unwrap();
+            fs::write(folder.path().join("dm/suspended"), suspended).unwrap();
+            stale(folder.path(), Bytes(8 << 20))
+        };
+        assert!(!kernel("16384\n", "0\n"));
+        assert!(kernel("8192\n", "0\n"));
+        assert!(kernel("16384\n", "1\n"));
+        assert!(!stale(Path::new("/nowhere"), Bytes(8 << 20)));
     }
 
     #[test]

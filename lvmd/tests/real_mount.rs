@@ -100,6 +100,10 @@ async fn a_filesystem_is_staged_published_and_taken_away() {
     attach::attach(&attach::clone(&from).unwrap(), &bench.publishing(), Shape::Folder).unwrap();
     attach::make_read_only(&bench.publishing()).unwrap();
     drop(from);
+    let published = mounted(&bench.publishing().path()).unwrap();
+    for option in ["ro", "noatime", "nosuid"] {
+        assert!(published.split(',').any(|one| one == option), "{published}");
+    }
     assert_eq!(fs::read_to_string(bench.publishing().path().join("word")).unwrap(), "kept");
     assert!(fs::write(bench.publishing().path().join("other"), "").is_err());
     // Only that one mount is read-only.

@@ -92,6 +92,11 @@ pub fn activate(group: &Group, lv: &Lv) -> Argv {
     Argv::lvm("lvchange", group.nodes()).arg("--activate=y").arg(path(group, lv))
 }
 
+/// Gives the kernel what the metadata says of an active LV, and lets a suspended one go on.
+pub fn refresh(group: &Group, lv: &Lv) -> Argv {
+    Argv::lvm("lvchange", group.nodes()).arg("--refresh").arg(path(group, lv))
+}
+
 pub fn deactivate(group: &Group, lv: &Lv) -> Argv {
     Argv::lvm("lvchange", group.nodes()).arg("--activate=n").arg(path(group, lv))
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Mode, OFlags, mkdirat, openat, statat, unlinkat},
+    fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fstatvfs, mkdirat, openat, statat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
@@ -131,13 +131,31 @@ fn make(target: &Target, shape: Shape) -> Result<OwnedFd, AttachError> {
 }
 
 /// Makes one mount read-only, and its filesystem's other mounts not. Called right after it was attached and before
-/// anybody was told of it.
+/// anybody was told of it. A remount sets all of a mount's own options anew, so those of the staged mount are given again.
 pub fn make_read_only(target: &Target) -> Result<(), AttachError> {
     let failed = |source| AttachError::Mount { what: "read-only".to_owned(), path: shown(target), complaint: source };
     let place = target.open().map_err(|err| failed(err.to_string()))?;
     let path = format!("/proc/self/fd/{}", place.as_raw_fd());
-    mount_remount(path, MountFlags::BIND | MountFlags::RDONLY | MountFlags::RELATIME, "")
+    let now = fstatvfs(&place).map_err(|err| failed(io::Error::from(err).to_string()))?.f_flag;
+    mount_remount(path, MountFlags::BIND | MountFlags::RDONLY | kept(now), "")
         .map_err(|err| failed(io::Error::from(err).to_string()))
+}
+
+/// The flags of a mount, as a remount has to be told of them.
+fn kept(now: StatVfsMountFlags) -> MountFlags {
+    let flags = [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+        // ST_NOSYMFOLLOW and MS_NOSYMFOLLOW of Linux 5.10.
+        (StatVfsMountFlags::from_bits_retain(0x2000), MountFlags::from_bits_retain(0x100)),
+    ];
+    let kept = flags.into_iter().filter(|(flag, _)| now.contains(*flag)).map(|(_, flag)| flag).collect::<MountFlags>();
+    let access_times = MountFlags::NOATIME | MountFlags::RELATIME;
+    if kept.intersects(access_times) { kept } else { kept | MountFlags::STRICTATIME }
 }
 
 /// Takes away whatever is mounted at the target, however often.

@@ -101,7 +101,8 @@ pub fn parse_signatures(answer: &str) -> Result<Vec<Signature>, serde_json::Erro
 
 fn make_argv(kind: FilesystemType, uuid: &FsUuid, device: &Path) -> Argv {
     match kind {
-        // -K, nodiscard: the extents are unused or were discarded on removal; a discard of all would only take time.
+        // -K, nodiscard: a discard of all takes minutes on some disks, and nobody reads what it would drop. Who wants the
+        // disk to know what is unused mounts with `discard` or runs fstrim.
         FilesystemType::Xfs => Argv::new("/usr/sbin/mkfs.xfs").args(["-q", "-K", "-m"]).arg(format!("uuid={uuid}")),
         FilesystemType::Ext4 => {
             Argv::new("/usr/sbin/mkfs.ext4").args(["-q", "-E", "nodiscard", "-U"]).arg(uuid.as_str())
@@ -117,11 +118,12 @@ pub async fn check(kind: FilesystemType, device: &Path, run: &impl Run) -> Resul
         FilesystemType::Ext4 => {
             match run.run(Argv::new("/usr/sbin/e2fsck").arg("-p").arg(device)).await {
                 // e2fsck(8): 1 is "errors corrected"; 2 asks for a reboot, which only a mounted filesystem needs.
-                Err(err) if matches!(err.code(), Some(1 | 2)) => {
+                Err(err) if matches!(err.code(), Some(1..=3)) => {
                     tracing::warn!(device = %device.display(), "e2fsck corrected errors");
                     Ok(())
                 }
-                Err(err @ RunError::Failed { .. }) => {
+                // 4 is "errors left uncorrected". Without it nothing was found: 8, for one, is "in use" or "can not be read".
+                Err(err) if err.code().is_some_and(|code| code & 4 != 0) => {
                     Err(FilesystemError::Broken { device: device.display().to_string(), what: err.to_string() })
                 }
                 other => other.map(drop).map_err(FilesystemError::from),
@@ -156,6 +158,28 @@ pub fn new_uuid() -> io::Result<FsUuid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Ends as if a program had ended with this code.
+    struct Ends(i32);
+
+    impl Run for Ends {
+        async fn run(&self, argv: Argv) -> Result<crate::run::Output, RunError> {
+            let status = std::os::unix::process::ExitStatusExt::from_raw(self.0 << 8);
+            Err(RunError::Failed { argv, status, stderr: String::new() })
+        }
+    }
+
+    /// e2fsck(8), "EXIT CODE": bits, which may come together.
+    #[tokio::test]
+    async fn a_filesystem_has_errors_only_where_e2fsck_says_so() {
+        for (code, broken) in [(4, true), (12, true), (6, true), (8, false), (16, false), (32, false)] {
+            let err = check(FilesystemType::Ext4, Path::new("/dev/dm-0"), &Ends(code)).await.unwrap_err();
+            assert_eq!(matches!(err, FilesystemError::Broken { .. }), broken, "{code}: {err}");
+        }
+        for code in [1, 2, 3] {
+            check(FilesystemType::Ext4, Path::new("/dev/dm-0"), &Ends(code)).await.unwrap();
+        }
+    }
 
     #[test]
     fn no_program_is_told_to_overwrite() {

@@ -35,7 +35,8 @@ impl<R: Run> Node<R> {
         let staged = table.at(&staging.path()).ok_or_else(|| not_staged(name, staging))?;
         self.is_of(name, staged, staging)?;
         if let Some(there) = table.at(&target.path()) {
-            if there.number == staged.number && there.is_read_only() == is_refused(writing) {
+            // What is staged read-only can only be shown so.
+            if there.number == staged.number && there.is_read_only() == (is_refused(writing) || staged.is_read_only()) {
                 return Ok(());
             }
             // H2: left by a device that is gone, or by a call with other words.
@@ -92,16 +93,27 @@ impl<R: Run> Node<R> {
     ) -> Result<Bytes, StageError> {
         if access == Access::Block {
             let active = self.active(name).await?.ok_or_else(|| not_staged(name, target))?;
+            self.refreshed(name, &active).await?;
             return dm::size(&active).map(Bytes).ok_or_else(|| not_staged(name, target));
         }
         let table = Table::read()?;
         let mount = table.at(&target.path()).ok_or_else(|| not_staged(name, target))?;
         let active = self.is_of(name, mount, target)?;
+        self.refreshed(name, &active).await?;
         let (found, size) = head(&active).await?;
         let found = found.ok_or_else(|| not_staged(name, target))?;
         // Not only where the filesystem looks smaller: of a mounted one the head on the disk may be an old one.
         filesystem::grow(found.kind, &active.node(), &target.path(), &*self.run).await?;
         Ok(size)
+    }
+
+    /// What LVM wrote last of this LV is what the kernel has.
+    async fn refreshed(&self, name: &VolumeName, active: &Active) -> Result<(), StageError> {
+        let Some((group, _)) = self.with_volume(name) else { return Ok(()) };
+        match group.lvs.iter().find(|lv| lv.uuid == active.lv) {
+            Some(lv) => self.refresh(&group, lv, active).await,
+            None => Ok(()),
+        }
     }
 
     /// The LV behind a mount, which must be that of the volume as far as it is known.

@@ -51,6 +51,8 @@ pub enum StageError {
     Device(#[source] io::Error),
     #[error("LVM said nothing, and volume {name} is not active")]
     NotActive { name: String },
+    #[error("LVM said nothing, and volume {name} has not the tags that were given to it")]
+    NotTagged { name: String },
     #[error("volume {name} should carry {wanted} and carries {found}: nothing is touched")]
     OtherContent { name: String, wanted: String, found: String },
     #[error("volume {name} is not staged at {path}")]
@@ -142,6 +144,7 @@ impl<R: Run> Node<R> {
 
     async fn activate(&self, group: &Group, lv: &Lv, key: &VolumeKey) -> Result<Active, StageError> {
         if let Some(active) = dm::of(&lv.uuid).map_err(StageError::Device)? {
+            self.refresh(group, lv, &active).await?;
             return Ok(active);
         }
         let outcome = {
@@ -153,6 +156,18 @@ impl<R: Run> Node<R> {
             (None, Err(err)) => Err(err.into()),
             (None, Ok(_)) => Err(StageError::NotActive { name: key.name.to_string() }),
         }
+    }
+
+    /// G3: an lvextend that was cut off may have left the kernel with the old size, or with a device that lets nothing
+    /// through. Whoever opens or reads it then waits for ever, so this comes first.
+    pub async fn refresh(&self, group: &Group, lv: &Lv, active: &Active) -> Result<(), StageError> {
+        if !dm::is_stale(active, lv.size) {
+            return Ok(());
+        }
+        tracing::warn!(volume = %lv.name, device = %active.kernel, "the kernel has not what LVM wrote: it is told anew");
+        let _turn = self.turns.wait(Subject::Group(class_of(group))).await;
+        self.run.run(command::refresh(group, lv)).await?;
+        Ok(())
     }
 
     /// Nobody ever had this LV: its extents may still carry what their last owner wrote, which would be taken for this
@@ -237,8 +252,7 @@ impl<R: Run> Node<R> {
 
     /// The tags decide what is done with data, so it is read back that they are there.
     async fn tag(&self, group: &Group, lv: &Lv, remove: &[Tag], add: &[Tag]) -> Result<(), StageError> {
-        let class = group.tag(crds::names::tag::CLASS).unwrap_or_default().to_owned();
-        let _turn = self.turns.wait(Subject::Group(class)).await;
+        let _turn = self.turns.wait(Subject::Group(class_of(group))).await;
         let outcome = self.run.run(command::change_tags(group, lv, remove, add)).await;
         let now = self.after(group).await?;
         let tags = now.and_then(|now| now.lvs.into_iter().find(|now| now.uuid == lv.uuid)).map(|lv| lv.tags);
@@ -248,7 +262,7 @@ impl<R: Run> Node<R> {
         match (done, outcome) {
             (true, _) => Ok(()),
             (false, Err(err)) => Err(err.into()),
-            (false, Ok(_)) => Err(StageError::NotActive { name: lv.name.clone() }),
+            (false, Ok(_)) => Err(StageError::NotTagged { name: lv.name.clone() }),
         }
     }
 
@@ -283,7 +297,8 @@ impl<R: Run> Node<R> {
             Some(_) => detach(&ask.target).await?,
             None => {}
         }
-        if table.of(active.number).next().is_none() {
+        // Mounted elsewhere, perhaps where only another mount namespace sees it: it was checked then, and e2fsck refuses.
+        if table.of(active.number).next().is_none() && !held(active).await? {
             filesystem::check(kind, &node, &*self.run).await?;
         }
         let (options, target, device) = (ask.options.clone(), ask.target.clone(), node.clone());
@@ -322,8 +337,7 @@ impl<R: Run> Node<R> {
             None => self.active(name).await?,
         };
         let Some(active) = active else { return Ok(()) };
-        let device = active.clone();
-        if tokio::task::spawn_blocking(move || dm::is_held(&device)).await?.unwrap_or(true) {
+        if held(&active).await.unwrap_or(true) {
             // Somebody's mount namespace may keep it for long: the volume is unstaged all the same, and its deletion
             // will name who holds it.
             tracing::warn!(volume = %name, device = %active.kernel, "unstaged, but still in use: it stays active");
@@ -344,8 +358,7 @@ impl<R: Run> Node<R> {
                 }
             }
         };
-        let class = group.tag(crds::names::tag::CLASS).unwrap_or_default().to_owned();
-        let _turn = self.turns.wait(Subject::Group(class)).await;
+        let _turn = self.turns.wait(Subject::Group(class_of(&group))).await;
         let outcome = self.run.run(command::deactivate(&group, &Lv::from(active))).await;
         match (dm::of(&active.lv).map_err(StageError::Device)?, outcome) {
             (Some(_), Err(err)) => Err(err.into()),
@@ -378,6 +391,15 @@ pub fn purpose(target: &Target, wanted: &'static str) -> StageError {
 async fn wipe(active: &Active) -> Result<(), StageError> {
     let node = active.node();
     Ok(tokio::task::spawn_blocking(move || filesystem::wipe_ends(&node)).await??)
+}
+
+pub async fn held(active: &Active) -> Result<bool, StageError> {
+    let device = active.clone();
+    tokio::task::spawn_blocking(move || dm::is_held(&device)).await?.map_err(StageError::Device)
+}
+
+fn class_of(group: &Group) -> String {
+    group.tag(crds::names::tag::CLASS).unwrap_or_default().to_owned()
 }
 
 pub async fn head(active: &Active) -> Result<(Option<Superblock>, Bytes), StageError> {

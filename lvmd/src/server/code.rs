@@ -120,6 +120,7 @@ impl From<StageError> for Status {
             )
             | StageError::Device(_)
             | StageError::NotActive { .. }
+            | StageError::NotTagged { .. }
             | StageError::Task(_) => Code::Internal,
         };
         status(code, &err)
