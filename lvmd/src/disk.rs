@@ -41,6 +41,9 @@ pub struct Disk {
     pub partitions: usize,
     /// Why it is the system's own.
     pub system: Option<String>,
+    /// Why it is the content of a volume, or may be: it lies on an LV, or is a loop device that kubelet made. Not opened
+    /// either: what a pod wrote there must not be taken for a group of this node.
+    pub inner: Option<String>,
     content: Content,
 }
 
@@ -106,10 +109,11 @@ impl Disk {
     }
 
     /// Counts as blank although it is a PV: it is in no group, and lvmd itself was about to put it into one, after it
-    /// had seen it blank, when it was interrupted. LVM takes such a PV as it is; nothing is overwritten.
-    pub fn take_up(&mut self, orphans: &[LvmUuid]) {
+    /// had seen it blank, when it was interrupted. LVM takes such a PV as it is; nothing is overwritten. `free`: it
+    /// could be opened exclusively just now.
+    pub fn take_up(&mut self, orphans: &[LvmUuid], free: bool) {
         if matches!(&self.content, Content::Claimed(Claim::PhysicalVolume(uuid)) if orphans.contains(uuid)) {
-            self.content = Content::Blank;
+            self.content = if free { Content::Blank } else { Content::Claimed(Claim::InUse) };
         }
     }
 
@@ -158,6 +162,7 @@ pub mod tests {
             above: Vec::new(),
             partitions: 0,
             system: None,
+            inner: None,
             content,
         }
     }

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
 
@@ -89,6 +90,8 @@ pub struct Surroundings {
     pub serial: Option<String>,
     pub dm_uuid: Option<String>,
     pub backing: Option<String>,
+    /// Whether the file behind a loop device is itself a device.
+    pub on_device: bool,
     /// How an NVMe controller is attached, where it is not by PCIe.
     pub fabric: Option<String>,
     pub links: Vec<PathBuf>,
@@ -106,6 +109,12 @@ pub async fn list(run: &impl Run) -> Result<Vec<(Row, Surroundings)>, ListError>
         "--output=KNAME,MAJ:MIN,TYPE,SIZE,RO,ROTA,MODEL,VENDOR,SERIAL,WWN,TRAN,PARTTYPE",
     ]);
     let rows = parse(&run.run(argv).await?.stdout)?;
+    // The file behind a loop device may be on a file system that does not answer.
+    let around = tokio::task::spawn_blocking(move || around(rows)).await;
+    around.map_err(|err| ListError::Sysfs { path: "/sys/class/block".into(), source: std::io::Error::other(err) })?
+}
+
+fn around(rows: Vec<Row>) -> Result<Vec<(Row, Surroundings)>, ListError> {
     let (links, has_udev) = (links(), config::has_udev());
     rows.into_iter()
         .map(|row| {
@@ -152,6 +161,8 @@ fn surroundings(kernel: &str, links: Vec<PathBuf>) -> Result<Surroundings, ListE
     let driver = fs::read_link(folder.join("device/driver"))
         .ok()
         .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let backing = text("loop/backing_file");
+    let on_device = backing.as_deref().is_some_and(is_device);
     Ok(Surroundings {
         partition_of,
         slaves: names("slaves")?,
@@ -160,11 +171,17 @@ fn surroundings(kernel: &str, links: Vec<PathBuf>) -> Result<Surroundings, ListE
         wwid: text("wwid").or_else(|| text("device/wwid")),
         serial: text("serial").or_else(|| text("device/serial")),
         dm_uuid: text("dm/uuid"),
-        backing: text("loop/backing_file"),
+        backing,
+        on_device,
         fabric: text("device/transport").filter(|transport| transport != "pcie"),
         links,
         unsettled: false,
     })
+}
+
+/// By its path too: the file may be one that this process does not see.
+fn is_device(path: &str) -> bool {
+    path.starts_with("/dev/") || fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// Stable paths by the kernel's name of what they lead to.
@@ -202,7 +219,7 @@ fn rank(link: &Path) -> u8 {
 }
 
 /// The devices, not looked at yet. Pure.
-pub fn describe(found: &[(Row, Surroundings)], system: &SystemDevices) -> Vec<Disk> {
+pub fn describe(found: &[(Row, Surroundings)], system: &SystemDevices, kubelet_root: &Path) -> Vec<Disk> {
     let by_name = found.iter().map(|(row, around)| (row.kname.as_str(), (row, around))).collect::<BTreeMap<_, _>>();
     let names = identities(&by_name);
     let untouchable = untouchable(&by_name, system);
@@ -242,6 +259,7 @@ pub fn describe(found: &[(Row, Surroundings)], system: &SystemDevices) -> Vec<Di
                     .filter(|(_, part)| part.partition_of.as_ref().is_some_and(|(of, _)| *of == row.kname))
                     .count(),
                 system: untouchable.get(row.kname.as_str()).cloned(),
+                inner: down.iter().find_map(|name| inner(*by_name.get(name)?, kubelet_root)),
                 content: if around.unsettled {
                     Content::Unknown("udev has not finished with it yet".to_owned())
                 } else {
@@ -250,6 +268,16 @@ pub fn describe(found: &[(Row, Surroundings)], system: &SystemDevices) -> Vec<Di
             }
         })
         .collect()
+}
+
+/// Why something that a device is made of belongs to a volume or a pod. B3.
+fn inner((row, around): (&Row, &Surroundings), kubelet_root: &Path) -> Option<String> {
+    if is_lv(&row.kind, around) {
+        return Some(format!("it lies on the LVM volume {}", row.kname));
+    }
+    let backing = around.backing.as_deref()?;
+    let kubelets = Path::new(backing).starts_with(kubelet_root);
+    (kubelets || around.on_device).then(|| format!("{} is a loop device on {backing}", row.kname))
 }
 
 fn is_yes(text: Option<&str>) -> bool {

@@ -18,7 +18,7 @@ use crate::{
         label::{LABEL_AREA, pv_uuid},
     },
     mount::filesystem::parse_signatures,
-    name::Bytes,
+    name::{Bytes, LvmUuid},
     run::{Argv, Run},
 };
 use rustix::{
@@ -38,20 +38,36 @@ const TABLES: [&str; 7] = ["gpt", "dos", "mac", "sun", "bsd", "sgi", "PMBR"];
 pub struct Eyes(Arc<Mutex<BTreeSet<PathBuf>>>);
 
 impl Eyes {
-    /// Fills in what is on `disk`.
-    pub async fn look(&self, disk: &mut Disk, run: &Arc<impl Run>) {
-        disk.content = self.content(disk, run).await;
+    /// Fills in what is on `disk`, as far as `depth` says.
+    pub async fn look(&self, disk: &mut Disk, depth: Depth, run: &Arc<impl Run>) {
+        let (node, size, held, run) = (disk.node.clone(), disk.size, !disk.above.is_empty(), run.clone());
+        disk.content = match depth {
+            Depth::None => return,
+            Depth::Label => self.ask(&disk.node, async move { label_on(&node, held).await }).await,
+            Depth::All => self.ask(&disk.node, async move { look_at(&node, size, held, &run).await }).await,
+        };
     }
 
-    async fn content(&self, disk: &Disk, run: &Arc<impl Run>) -> Content {
+    /// Whether nobody uses a device: it can be opened exclusively.
+    pub async fn is_free(&self, disk: &Disk) -> bool {
         let node = disk.node.clone();
+        let free = async move {
+            let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+            let opened = tokio::task::spawn_blocking(move || open(node, flags, Mode::empty()).is_ok()).await;
+            if opened.unwrap_or(false) { Content::Blank } else { Content::Claimed(Claim::InUse) }
+        };
+        self.ask(&disk.node, free).await == Content::Blank
+    }
+
+    async fn ask(&self, node: &Path, question: impl Future<Output = Content> + Send + 'static) -> Content {
+        let node = node.to_owned();
         let busy = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !busy().insert(node.clone()) {
             return Content::Unknown("it has not answered an earlier read yet".to_owned());
         }
-        let (eyes, size, held, run) = (self.clone(), disk.size, !disk.above.is_empty(), run.clone());
+        let eyes = self.clone();
         let asked = tokio::spawn(async move {
-            let content = look_at(&node, size, held, &run).await;
+            let content = question.await;
             eyes.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&node);
             content
         });
@@ -60,6 +76,26 @@ impl Eyes {
             Ok(Err(err)) => Content::Unknown(format!("looking at it failed: {err}")),
             Err(_) => Content::Unknown(format!("it did not answer within {} s", LIMIT.as_secs())),
         }
+    }
+}
+
+/// How much of a device is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// It is not opened.
+    None,
+    /// LVM's label alone, which every group of this node is found by. Nothing is opened exclusively.
+    Label,
+    All,
+}
+
+async fn label_on(node: &Path, held: bool) -> Content {
+    let path = node.to_owned();
+    match tokio::task::spawn_blocking(move || label(&path, held)).await {
+        Ok(Ok(Some(uuid))) => Content::Claimed(Claim::PhysicalVolume(uuid)),
+        Ok(Ok(None)) => Content::Claimed(Claim::NotLookedAt),
+        Ok(Err(why)) => Content::Unknown(why),
+        Err(err) => Content::Unknown(format!("looking at it failed: {err}")),
     }
 }
 
@@ -86,22 +122,29 @@ async fn look_at(node: &Path, size: Bytes, held: bool, run: &Arc<impl Run>) -> C
 enum Ends {
     Zero,
     Data,
-    Label(crate::name::LvmUuid),
+    Label(LvmUuid),
     Busy,
 }
 
-fn ends(node: &Path, size: Bytes, held: bool) -> Result<Ends, String> {
-    // First without O_EXCL: the PVs of a group with active LVs are held by them, and their label is wanted all the same.
+/// LVM's label on a device of which nothing else is made.
+fn label(node: &Path, held: bool) -> Result<Option<LvmUuid>, String> {
+    // Without O_EXCL: the PVs of a group with active LVs are held by them, and their label is wanted all the same.
     let mut shared =
         File::from(open(node, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map_err(not_opened)?);
-    let failed = |err: io::Error| format!("it can not be read: {err}");
     let mut head = vec![0; LABEL_AREA];
     shared.read_exact(&mut head).map_err(failed)?;
     // What another device is made of (a path of a multipath device, a mirror's half) shows the label of the whole.
-    if let Some(uuid) = pv_uuid(&head).filter(|_| !held) {
+    Ok(pv_uuid(&head).filter(|_| !held))
+}
+
+fn failed(err: io::Error) -> String {
+    format!("it can not be read: {err}")
+}
+
+fn ends(node: &Path, size: Bytes, held: bool) -> Result<Ends, String> {
+    if let Some(uuid) = label(node, held)? {
         return Ok(Ends::Label(uuid));
     }
-    drop(shared);
     // The kernel refuses O_EXCL on a block device that is mounted or held by another.
     let mut disk = match open(node, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
         Ok(disk) => File::from(disk),

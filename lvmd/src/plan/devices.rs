@@ -121,6 +121,9 @@ fn outside(disk: &Disk, twins: usize, wanted: &Wanted) -> Option<DeviceReason> {
             format!("this node runs from it ({why}): it is never taken"),
         ));
     }
+    if let Some(why) = &disk.inner {
+        return Some(reason(device_reason::TYPE_NOT_TAKEN, format!("{why}: such a device is never taken")));
+    }
     if let Some(entry) = disk.denied(&wanted.deny) {
         return Some(reason(
             device_reason::DENIED,

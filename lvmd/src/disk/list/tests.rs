@@ -40,7 +40,7 @@ fn everything_under_what_the_node_runs_from_is_untouchable() {
         made_of("dm-0", "crypt", "252:0", &["sda2"]),
         raw("sdb", "disk", "8:16"),
     ];
-    let disks = describe(&all, &[((252, 0), "/ is mounted from it".to_owned())].into());
+    let disks = describe(&all, &[((252, 0), "/ is mounted from it".to_owned())].into(), Path::new("/var/lib/kubelet"));
     for kernel in ["sda", "sda2", "dm-0"] {
         assert!(of(&disks, kernel).system.is_some(), "{kernel}");
     }
@@ -56,7 +56,7 @@ fn a_disk_that_firmware_boots_from_is_untouchable_with_all_its_partitions() {
         part("nvme0n1p1", "nvme0n1", "259:1", Some(efi)),
         part("nvme0n1p2", "nvme0n1", "259:2", None),
     ];
-    let disks = describe(&all, &SystemDevices::new());
+    let disks = describe(&all, &SystemDevices::new(), Path::new("/var/lib/kubelet"));
     assert!(disks.iter().all(|disk| disk.system.is_some()), "{disks:?}");
 }
 
@@ -72,7 +72,7 @@ fn a_deny_list_reaches_through_what_a_device_is_made_of() {
         raw("nbd0", "disk", "43:0"),
         raw("ublkb3", "disk", "259:9"),
     ];
-    let disks = describe(&all, &SystemDevices::new());
+    let disks = describe(&all, &SystemDevices::new(), Path::new("/var/lib/kubelet"));
     let deny = ["iscsi", "nbd", "ublk"].map(str::to_owned);
     assert_eq!(of(&disks, "dm-1").denied(&deny), Some("iscsi"));
     assert_eq!(of(&disks, "nbd0").denied(&deny), Some("nbd"));
@@ -87,7 +87,7 @@ fn lvs_are_not_listed_and_hold_nothing() {
     pv.1.holders = vec!["dm-0".to_owned()];
     let mut lv = made_of("dm-0", "lvm", "252:0", &["vdb"]);
     lv.1.dm_uuid = Some("LVM-x".to_owned());
-    let disks = describe(&[pv, lv], &SystemDevices::new());
+    let disks = describe(&[pv, lv], &SystemDevices::new(), Path::new("/var/lib/kubelet"));
     assert_eq!(disks.len(), 1);
     assert_eq!(disks[0].above, Vec::<String>::new());
 }
@@ -128,4 +128,29 @@ fn the_rows_of_different_releases_are_read() {
 fn a_row_without_a_name_fails_the_list() {
     assert!(parse(r#"{"blockdevices": [{"kname": null, "maj:min": "8:0", "type": "disk"}]}"#).is_err());
     assert!(parse("").is_err());
+}
+
+/// B3: pods write to these; a class that lists every type, on a node whose deny list was emptied, gets none of them.
+#[test]
+fn what_lies_on_a_volume_or_belongs_to_a_pod_is_told() {
+    let on = |kernel: &str, number: &str, backing: &str, on_device: bool| {
+        let (row, mut around) = raw(kernel, "loop", number);
+        (around.backing, around.on_device) = (Some(backing.to_owned()), on_device);
+        (row, around)
+    };
+    let all = [
+        raw("sda", "disk", "8:0"),
+        made_of("dm-0", "lvm", "252:0", &["sda"]),
+        made_of("dm-1", "crypt", "252:1", &["dm-0"]),
+        made_of("md0", "raid1", "9:0", &["dm-1"]),
+        part("md0p1", "md0", "259:0", None),
+        made_of("dm-2", "crypt", "252:2", &["sda"]),
+        on("loop0", "7:0", "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/u", false),
+        on("loop1", "7:1", "/srv/device", true),
+        part("loop1p1", "loop1", "259:1", None),
+        on("loop2", "7:2", "/srv/disk.img", false),
+    ];
+    let disks = describe(&all, &SystemDevices::new(), Path::new("/var/lib/kubelet"));
+    let told = disks.iter().filter(|disk| disk.inner.is_some()).map(|disk| disk.kernel.as_str()).collect::<Vec<_>>();
+    assert_eq!(told, ["dm-1", "md0", "md0p1", "loop0", "loop1", "loop1p1"]);
 }
