@@ -9,7 +9,7 @@ use crds::node_storage::NodeStorageSpec;
 use lvmd::{
     proto::{
         self, ApplyRequest, CreateVolumeRequest, DeleteVolumeRequest, GrowFilesystemRequest, GrowVolumeRequest,
-        InfoRequest, InfoResponse, PlanRequest, PublishRequest, StageRequest, StageResponse, StatsRequest,
+        InfoRequest, InfoResponse, KnownGroup, PlanRequest, PublishRequest, StageRequest, StageResponse, StatsRequest,
         StatsResponse, UnpublishRequest, UnstageRequest, WatchEvent, WatchRequest, lvmd_client::LvmdClient,
     },
     report::Report,
@@ -115,17 +115,23 @@ impl Hands {
         ask(Call::Info, QUICK, lvmd.info(InfoRequest {})).await
     }
 
-    /// Looks at the node and says what would be done. Writes nothing.
-    pub async fn plan(&self, wanted: &NodeStorageSpec) -> Result<Report, HandsError> {
+    /// Looks at the node and says what would be done. Writes nothing. `known`: the groups that were there before.
+    pub async fn plan(&self, wanted: &NodeStorageSpec, known: &[KnownGroup]) -> Result<Report, HandsError> {
         let mut lvmd = self.client.clone();
-        let answer = ask(Call::Plan, LOOK, lvmd.plan(PlanRequest { wanted: json(wanted)? })).await?;
+        let request = PlanRequest { wanted: json(wanted)?, known: known.to_vec() };
+        let answer = ask(Call::Plan, LOOK, lvmd.plan(request)).await?;
         serde_json::from_slice(&answer.report).map_err(HandsError::Report)
     }
 
     /// Carries out the plan of this hash. The steps that were done, a sentence each.
-    pub async fn apply(&self, wanted: &NodeStorageSpec, hash: &str) -> Result<Vec<String>, HandsError> {
+    pub async fn apply(
+        &self,
+        wanted: &NodeStorageSpec,
+        known: &[KnownGroup],
+        hash: &str,
+    ) -> Result<Vec<String>, HandsError> {
         let mut lvmd = self.client.clone();
-        let request = ApplyRequest { wanted: json(wanted)?, hash: hash.to_owned() };
+        let request = ApplyRequest { wanted: json(wanted)?, hash: hash.to_owned(), known: known.to_vec() };
         Ok(ask(Call::Apply, CHANGE, lvmd.apply(request)).await?.done)
     }
 

@@ -115,11 +115,11 @@ fn line(path: &str) -> String {
 }
 
 /// `2.03.16(2) (2022-05-18)`, from `lvm version`.
-pub async fn lvm_version(run: &impl Run) -> String {
+pub async fn lvm_version(run: &impl Run) -> Option<String> {
     let answer = run.run(Argv::new("/usr/sbin/lvm").arg("version")).await;
     let answer = answer.map(|output| output.stdout).unwrap_or_default();
     let version = answer.lines().find_map(|line| line.trim().strip_prefix("LVM version:"));
-    version.map(|version| version.trim().to_owned()).unwrap_or_default()
+    version.map(|version| version.trim().to_owned()).filter(|version| !version.is_empty())
 }
 
 #[cfg(test)]

@@ -81,7 +81,9 @@ impl Lvmd for Server {
         let mut missing = info::missing(&self.node.looker.kubelet_root);
         // Asked once: a version does not change while lvmd runs, and to have none is the sign that LVM can not run.
         let version = if run.lock().try_hold() {
-            self.lvm_version.get_or_init(|| info::lvm_version(run)).await.clone()
+            // An LVM that could not be started may be started the next time.
+            let asked = self.lvm_version.get_or_try_init(|| async { info::lvm_version(run).await.ok_or(()) }).await;
+            asked.cloned().unwrap_or_default()
         } else {
             missing.push(format!(
                 "{} is held by another lvmd, or by an LVM command of one that was ended: it is waited for. If it lasts, look for a hanging lvm process on the node",
@@ -102,7 +104,8 @@ impl Lvmd for Server {
     }
 
     async fn plan(&self, request: Request<proto::PlanRequest>) -> Result<Response<proto::PlanResponse>, Status> {
-        let wanted = ask::wanted(&request.into_inner().wanted)?;
+        let request = request.into_inner();
+        let wanted = ask::wanted(&request.wanted, request.known)?;
         let seen = self.look(&wanted).await?;
         let report: Report = say::report(&wanted, &seen, &plan(&wanted, &seen));
         let report = serde_json::to_vec(&report).map_err(|err| Status::internal(err.to_string()))?;
@@ -111,7 +114,7 @@ impl Lvmd for Server {
 
     async fn apply(&self, request: Request<proto::ApplyRequest>) -> Result<Response<proto::ApplyResponse>, Status> {
         let request = request.into_inner();
-        let wanted = ask::wanted(&request.wanted)?;
+        let wanted = ask::wanted(&request.wanted, request.known)?;
         if wanted.policy != ExecutionPolicy::Enforce {
             return Err(Status::failed_precondition(format!(
                 "the execution policy is {:?}: no step is carried out",

@@ -220,6 +220,21 @@ async fn a_step_that_fails_is_said_once_and_not_tried_hot() {
 }
 
 #[tokio::test]
+async fn what_failed_before_a_pause_costs_no_looks_in_it() {
+    let refuse = |lvmd: &Scripted| lvmd.fail("Apply", Some(Status::aborted("vgcreate ended with 5")));
+    let running = round(node(ExecutionPolicy::Enforce), &["a"], refuse).await;
+    until(|| running.heard.lines().len() >= 2).await;
+    let mut paused = node(ExecutionPolicy::Pause);
+    paused.metadata.generation = Some(2);
+    running.node.send_replace(Some(Arc::new(paused)));
+    until(|| running.heard.lines().len() >= 3).await;
+    let looks = running.lvmd.count("PlanRequest");
+    // Longer than the wait after the first failure.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!((running.lvmd.count("PlanRequest"), running.lvmd.count("ApplyRequest")), (looks, 1));
+}
+
+#[tokio::test]
 async fn a_look_that_finds_nothing_new_writes_nothing() {
     let running = round(node(ExecutionPolicy::Enforce), &["a"], |_| {}).await;
     until(|| running.heard.lines().len() >= 2).await;

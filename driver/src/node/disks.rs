@@ -12,7 +12,7 @@ use crds::{
 };
 use kube::{ResourceExt, runtime::reflector::Store};
 use lvmd::{
-    proto::{DeleteVolumeRequest, InfoResponse, VolumeId},
+    proto::{DeleteVolumeRequest, InfoResponse, KnownGroup, VolumeId},
     report::{Report, SeenVolume},
 };
 use tokio::{
@@ -39,6 +39,9 @@ const SHORTEST_GAP: Duration = Duration::from_secs(1);
 /// An lvmd that starts beside this program, or restarts, is away for a few seconds: that is no news. With the waits
 /// below this is six seconds.
 const PATIENCE: u32 = 2;
+
+/// How often it is asked, of memory alone, whether a group that is not to be seen was given up.
+const GIVEN_UP: Duration = Duration::from_secs(5);
 
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
@@ -71,6 +74,8 @@ struct Memory {
     steps: Pace,
     rounds: Pace,
     removals: Pace,
+    /// The groups that were known, while one of them is not to be seen.
+    missing: Option<Vec<KnownGroup>>,
     /// Released volumes are not tried again before.
     removals_from: Option<Instant>,
 }
@@ -94,7 +99,8 @@ impl Disks {
         changed: Arc<Notify>,
     ) -> Self {
         let pace = Pace::new(FIRST_WAIT, LONGEST_WAIT);
-        let memory = Memory { failed: None, steps: pace, rounds: pace, removals: pace, removals_from: None };
+        let memory =
+            Memory { failed: None, steps: pace, rounds: pace, removals: pace, missing: None, removals_from: None };
         Self { hands, publisher, volumes, node, changed, memory }
     }
 
@@ -124,6 +130,12 @@ impl Disks {
                 },
                 () = self.changed.notified() => Instant::now() + SHORTEST_GAP,
                 () = tokio::time::sleep_until(next), if asked.is_some() => continue,
+                () = tokio::time::sleep(GIVEN_UP), if self.memory.missing.is_some() => {
+                    let now = self.node.borrow().clone().map(|node| self.known(&node));
+                    if now == self.memory.missing { continue }
+                    // Somebody gave up what was missing: the class may have another group.
+                    Instant::now()
+                }
             };
             next = next.min(woken);
         }
@@ -133,12 +145,12 @@ impl Disks {
     async fn one_round(&mut self, node: &NodeStorage) -> Duration {
         let rescan =
             Duration::from_secs(u64::try_from(node.spec.rails.discovery.rescan_seconds).unwrap_or(600).max(30));
+        let began = Instant::now();
         match self.round(node).await {
             Ok(()) => {
                 self.memory.rounds.succeeded();
                 let waits = [self.memory.failed.as_ref().map(|failed| failed.until), self.memory.removals_from];
-                let soonest = waits.into_iter().flatten().min();
-                soonest.map_or(rescan, |at| at.saturating_duration_since(Instant::now())).min(rescan)
+                next_look(rescan, waits, began, Instant::now())
             }
             Err(RoundError::Publish(PublishError::Gone)) => rescan,
             Err(error) => {
@@ -150,10 +162,17 @@ impl Disks {
     }
 
     async fn round(&mut self, node: &NodeStorage) -> Result<(), RoundError> {
+        let policy = node.spec.rails.execution_policy;
+        if policy != ExecutionPolicy::Enforce {
+            // Nothing is tried, so nothing is to be tried again.
+            self.memory.failed = None;
+            self.memory.removals_from = None;
+        }
         let mut ran = None;
         for _ in 0..MOST_RUNS {
             let before = self.names();
-            let (info, report) = match self.look(&node.spec).await {
+            let known = self.known(node);
+            let (info, report) = match self.look(&node.spec, &known).await {
                 Ok(found) => found,
                 Err(error) => {
                     let absent = matches!(error, HandsError::Absent { .. });
@@ -173,8 +192,8 @@ impl Disks {
                 self.memory.failed = None;
             }
             self.publish_look(node, &info, &report, &names).await?;
+            self.memory.missing = missing(&known, &report).then_some(known.clone());
 
-            let policy = node.spec.rails.execution_policy;
             if policy == ExecutionPolicy::Enforce && self.remove_released(node, &report).await {
                 continue;
             }
@@ -190,7 +209,7 @@ impl Disks {
                 return Ok(());
             }
             self.memory.failed = None;
-            match self.hands.apply(&node.spec, &plan.hash).await {
+            match self.hands.apply(&node.spec, &known, &plan.hash).await {
                 Ok(done) => {
                     tracing::info!(steps = ?done, "carried out");
                     self.publisher.note(node, &done, None, now()).await;
@@ -213,9 +232,16 @@ impl Disks {
         Err(RoundError::Endless)
     }
 
-    async fn look(&self, spec: &NodeStorageSpec) -> Result<(InfoResponse, Report), HandsError> {
+    async fn look(&self, spec: &NodeStorageSpec, known: &[KnownGroup]) -> Result<(InfoResponse, Report), HandsError> {
         let info = self.hands.info().await?;
-        Ok((info, self.hands.plan(spec).await?))
+        Ok((info, self.hands.plan(spec, known).await?))
+    }
+
+    /// The groups that this node had, as far as anybody wrote it down.
+    fn known(&self, node: &NodeStorage) -> Vec<KnownGroup> {
+        let newest = self.node.borrow().clone().filter(|newest| newest.uid() == node.uid());
+        let node = newest.as_deref().unwrap_or(node);
+        known(&node.spec, &self.publisher.there(node), &self.volumes.state())
     }
 
     async fn publish_look(
@@ -282,6 +308,35 @@ impl Disks {
     }
 }
 
+/// The groups that the NodeStorage and the volumes of a node speak of. What was published of another Node of the same
+/// name is no word on this one: whether its disks are lost is for the operator to find out, by its volumes.
+fn known(spec: &NodeStorageSpec, status: &NodeStorageStatus, volumes: &[Arc<LogicalVolume>]) -> Vec<KnownGroup> {
+    let groups = if status::is_of(status, spec) { status.volume_groups.as_slice() } else { &[] };
+    let groups = groups.iter().map(|group| (group.class.clone(), group.uuid.clone(), group.name.clone()));
+    let of_volumes = volumes.iter().filter_map(|volume| {
+        let group = volume.status.as_ref()?.volume_group.as_ref()?;
+        Some((volume.spec.device_class.clone(), group.uuid.clone(), group.name.clone()))
+    });
+    let all = groups.chain(of_volumes).filter(|(_, uuid, _)| !uuid.is_empty()).collect::<BTreeSet<_>>();
+    all.into_iter().map(|(class, vg_uuid, vg_name)| KnownGroup { class, vg_uuid, vg_name }).collect()
+}
+
+fn missing(known: &[KnownGroup], report: &Report) -> bool {
+    known.iter().any(|known| report.volume_groups.iter().all(|group| group.uuid != known.vg_uuid))
+}
+
+/// How long nothing needs to be done after a round that began at `began`, with what is not to be tried before `waits`.
+fn next_look(
+    rescan: Duration,
+    waits: impl IntoIterator<Item = Option<Instant>>,
+    began: Instant,
+    now: Instant,
+) -> Duration {
+    // What could have been tried in this round, and was not, is not worth a look of its own.
+    let soonest = waits.into_iter().flatten().filter(|at| *at > began).min();
+    soonest.map_or(rescan, |at| at.saturating_duration_since(now)).min(rescan).max(SHORTEST_GAP)
+}
+
 /// The LVs that a machine which returns may remove: name and UUID are the ones that were given up, and nobody has made
 /// an object for the LV since.
 fn released<'a>(spec: &NodeStorageSpec, report: &'a Report, volumes: &[Arc<LogicalVolume>]) -> Vec<&'a SeenVolume> {
@@ -301,5 +356,59 @@ fn removal(spec: &NodeStorageSpec, seen: &SeenVolume) -> DeleteVolumeRequest {
         }),
         vg_uuid: seen.vg_uuid.clone(),
         lv_uuid: seen.lv_uuid.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    proptest! {
+        /// A round of looks costs a look at every disk: whatever is remembered, there is a pause between two.
+        #[test]
+        fn rounds_never_follow_each_other_without_a_pause(
+            waits in proptest::collection::vec(proptest::option::of(0..2_000_u64), 0..3),
+            began in 0..1_000_u64,
+            took in 0..1_000_u64,
+        ) {
+            let start = Instant::now();
+            let at = |second: u64| start + Duration::from_secs(second);
+            let (rescan, now) = (Duration::from_secs(600), at(began + took));
+            let next = next_look(rescan, waits.iter().map(|wait| wait.map(at)), at(began), now);
+            prop_assert!((SHORTEST_GAP..=rescan).contains(&next), "{next:?}");
+            // And nothing that is still to be tried is forgotten until the next rescan.
+            for wait in waits.into_iter().flatten().filter(|wait| *wait > began) {
+                prop_assert!(now + next <= at(wait).max(now + SHORTEST_GAP));
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_is_known_by_the_status_of_this_node_and_by_its_volumes() {
+        let spec = NodeStorageSpec { node_uid: "new".into(), ..NodeStorageSpec::default() };
+        let status = |uid: &str| {
+            let group = json!({"class": "fast", "name": "vg", "uuid": "u1", "size": 1, "extentSize": 1, "unmanaged": 0,
+                "reserve": 0, "maxVolumeSize": 1, "devices": 1, "state": "Ready"});
+            let agent = json!({"version": "", "lvmVersion": "", "kernel": "", "bootID": "", "nodeUID": uid});
+            serde_json::from_value::<NodeStorageStatus>(json!({"agent": agent, "volumeGroups": [group]})).unwrap()
+        };
+        let classes =
+            |known: Vec<KnownGroup>| known.into_iter().map(|one| (one.class, one.vg_uuid)).collect::<Vec<_>>();
+        let (fast, slow) = (("fast".to_owned(), "u1".to_owned()), ("slow".to_owned(), "u2".to_owned()));
+        assert_eq!(classes(known(&spec, &status("new"), &[])), std::slice::from_ref(&fast));
+        assert_eq!(classes(known(&spec, &status("old"), &[])), []);
+        assert_eq!(classes(known(&spec, &NodeStorageStatus::default(), &[])), []);
+        // Data was there, whatever Node it was.
+        let mut volume = LogicalVolume::new(
+            "pvc-1",
+            serde_json::from_value(json!({"nodeName": "n", "deviceClass": "slow", "size": 1})).unwrap(),
+        );
+        let unmade = [Arc::new(volume.clone())];
+        assert_eq!(classes(known(&spec, &status("new"), &unmade)), std::slice::from_ref(&fast));
+        volume.status = serde_json::from_value(json!({"volumeGroup": {"name": "vg2", "uuid": "u2"}})).unwrap();
+        assert_eq!(classes(known(&spec, &status("new"), &[Arc::new(volume)])), [fast, slow]);
     }
 }

@@ -88,7 +88,8 @@ impl Publisher {
         }
     }
 
-    fn there(&self, node: &NodeStorage) -> NodeStorageStatus {
+    /// This node's part of the status that is there.
+    pub fn there(&self, node: &NodeStorage) -> NodeStorageStatus {
         let seen = || node.status.as_ref().map(status::ours).unwrap_or_default();
         match &self.said {
             Some(said) if said.uid == node.uid() && !is_newer(node.resource_version(), &said.resource_version) => {

@@ -75,6 +75,7 @@ pub fn after_look(old: &NodeStorageStatus, look: &Look<'_>, now: Timestamp) -> N
         device.reasons.truncate(MOST_REASONS);
     }
     new.volume_groups = look.report.volume_groups.clone();
+    new.volume_groups.extend(away(old, look));
     new.volume_groups.truncate(MOST_GROUPS);
     new.plan = look.report.plan.clone();
     if let Some(plan) = &mut new.plan {
@@ -94,6 +95,27 @@ pub fn after_look(old: &NodeStorageStatus, look: &Look<'_>, now: Timestamp) -> N
         looked_at: old.agent.as_ref().and_then(|agent| agent.looked_at.clone()),
     });
     dated(new, old, now)
+}
+
+/// Whether a status is a word on the Node that the spec speaks of, not on an earlier one of its name.
+pub fn is_of(status: &NodeStorageStatus, spec: &NodeStorageSpec) -> bool {
+    status.agent.as_ref().is_some_and(|agent| agent.node_uid == spec.node_uid)
+}
+
+/// Groups that were there and are not to be seen. They stay listed, since an absence is not an end: no other group is
+/// made for their classes.
+fn away<'a>(old: &'a NodeStorageStatus, look: &'a Look<'_>) -> impl Iterator<Item = VolumeGroupStatus> + 'a {
+    let seen = |uuid: &str| look.report.volume_groups.iter().any(|group| group.uuid == uuid);
+    let away = old.volume_groups.iter().filter(move |group| is_of(old, look.spec) && !seen(&group.uuid));
+    away.map(|group| VolumeGroupStatus {
+        size: 0,
+        unmanaged: 0,
+        max_volume_size: 0,
+        devices: 0,
+        state: GroupState::Partial,
+        last_error: Some("none of its devices is to be seen: bring them back".to_owned()),
+        ..group.clone()
+    })
 }
 
 /// The status after a look that failed: what was last known stays, and the conditions say that it may be old.

@@ -159,6 +159,24 @@ fn the_operators_part_is_neither_sent_nor_a_change() {
     assert_eq!(ours(&there), first);
 }
 
+/// DESIGN 5.7: else the second look would know nothing of it, and make another group.
+#[test]
+fn a_group_that_is_not_to_be_seen_stays_listed_until_it_is_back_or_the_node_is_another() {
+    let there = look(&NodeStorageStatus::default(), &quiet(), ExecutionPolicy::Enforce, 1);
+    let none = Report { volume_groups: Vec::new(), ..quiet() };
+    let mut away = there;
+    for second in 2..4 {
+        away = look(&away, &none, ExecutionPolicy::Enforce, second);
+        let [group] = away.volume_groups.as_slice() else { panic!("{:?}", away.volume_groups) };
+        assert_eq!((group.uuid.as_str(), group.state, group.size), (UUID, GroupState::Partial, 0));
+        assert!(group.last_error.is_some());
+    }
+    let back = look(&away, &quiet(), ExecutionPolicy::Enforce, 4);
+    assert_eq!(back.volume_groups, quiet().volume_groups);
+    away.agent.as_mut().unwrap().node_uid = "an-earlier-node".into();
+    assert!(look(&away, &none, ExecutionPolicy::Enforce, 5).volume_groups.is_empty());
+}
+
 #[test]
 fn what_a_look_found_decides_what_is_ready() {
     let with_plan = |guarded: &[bool]| Report { plan: Some(plan(guarded)), ..quiet() };

@@ -14,7 +14,7 @@ use crate::{
     name::{Bytes, ClassName, LvmUuid, VgName},
     plan::{
         devices::{Standing, Verdict, reason, standings, verdict},
-        wanted::{Class, Wanted},
+        wanted::{Class, KnownGroup, Wanted},
     },
     seen::Seen,
 };
@@ -311,6 +311,14 @@ fn create<'a>(
         |code: &str, why: String, trouble: Option<String>| Decision::Wait { reasons: vec![reason(code, why)], trouble };
     let in_the_way = |sentence: String| wait(device_reason::NOT_NEEDED, sentence.clone(), Some(sentence));
     let name = &class.name;
+    // Absence is no consent: a group whose disks are late, or whose cable is loose, comes back, and then there would be
+    // two.
+    if let Some(away) = wanted.known.iter().find(|known| known.class == name.as_str() && !is_there(known, seen)) {
+        return in_the_way(format!(
+            "the volume group {} ({}) of DeviceClass {name} was on this node and is not to be seen: no other one is made. Bring its devices back; if it is gone for good, delete the LogicalVolumes of DeviceClass {name} on this node (a finalizer that stays is removed by hand), then this NodeStorage, which is made anew",
+            away.name, away.uuid
+        ));
+    }
     if ready == 0 {
         // A node without devices for a class is as it should be.
         return Decision::Wait { reasons: Vec::new(), trouble: None };
@@ -346,6 +354,10 @@ fn create<'a>(
         Membership::Static => at_once(ready.min(class.max), 0, budget, wanted),
         Membership::Dynamic => at_once(class.min, ready.min(class.max) - class.min, budget, wanted),
     }
+}
+
+fn is_there(known: &KnownGroup, seen: &Seen) -> bool {
+    seen.groups.iter().any(|group| group.uuid.as_str() == known.uuid)
 }
 
 /// A new group of `first` devices in one step, if the limit of one plan allows, and of as many `more` as it leaves.

@@ -29,8 +29,19 @@ pub struct Wanted {
     pub cleared: BTreeSet<String>,
     /// Devices that a person excluded on this node.
     pub excluded: BTreeSet<String>,
+    /// Groups that were on this node when it was last looked at.
+    pub known: Vec<KnownGroup>,
     /// Classes that can not be planned for, and why.
     pub troubles: Vec<(String, String)>,
+}
+
+/// A group of an earlier look, in the words of whoever kept it: they are compared and shown, and nothing is done by
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownGroup {
+    pub class: String,
+    pub uuid: String,
+    pub name: String,
 }
 
 #[derive(Clone, Debug)]
@@ -108,6 +119,7 @@ impl Wanted {
             max_devices: count(spec.rails.safety.max_devices_per_plan),
             cleared: spec.cleared.into_iter().collect(),
             excluded: excluded.map(|word| word.id).collect(),
+            known: Vec::new(),
             troubles,
         })
     }

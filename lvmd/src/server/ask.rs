@@ -8,7 +8,7 @@ use crate::{
     name::{BadName, Bytes, ClassName, ClusterId, LvmUuid, VolumeKey, VolumeName},
     plan::{
         volumes::{Access, Format, NewVolume},
-        wanted::Wanted,
+        wanted::{KnownGroup, Wanted},
     },
     proto,
     volume::Made,
@@ -18,8 +18,11 @@ fn bad(err: BadName) -> Status {
     Status::invalid_argument(err.to_string())
 }
 
-pub fn wanted(json: &[u8]) -> Result<Wanted, Status> {
-    Wanted::parse(json).map_err(|err| Status::invalid_argument(runtime::chain(&err)))
+pub fn wanted(json: &[u8], known: Vec<proto::KnownGroup>) -> Result<Wanted, Status> {
+    let mut wanted = Wanted::parse(json).map_err(|err| Status::invalid_argument(runtime::chain(&err)))?;
+    let group = |known: proto::KnownGroup| KnownGroup { class: known.class, uuid: known.vg_uuid, name: known.vg_name };
+    wanted.known = known.into_iter().map(group).collect();
+    Ok(wanted)
 }
 
 pub fn name(volume: Option<proto::VolumeId>) -> Result<VolumeName, Status> {

@@ -303,6 +303,37 @@ fn two_classes_of_equal_priority_get_none_and_of_unequal_the_higher() {
     assert_eq!(higher.steps[0].class().as_str(), "b");
 }
 
+/// DESIGN 5.7: what is not to be seen is not gone.
+#[test]
+fn no_second_group_is_made_for_a_class_whose_group_is_not_to_be_seen() {
+    let known = |class: &str| KnownGroup { class: class.into(), uuid: uuid(1001).to_string(), name: "vg-old".into() };
+    let mut wanted = fast(json!({}));
+    wanted.known = vec![known("fast")];
+    let away = plan(&wanted, &with(vec![disk("a", Content::Blank)]));
+    assert_eq!((away.steps.len(), codes(&away)), (0, vec!["NotNeeded"]));
+    assert!(away.troubles[0].1.contains("vg-old") && away.troubles[0].0 == "fast", "{:?}", away.troubles);
+    // It is said without a disk to be had, too.
+    assert_eq!(plan(&wanted, &Seen::default()).troubles, away.troubles);
+    // Another class's group is no reason, and one that is there is extended.
+    wanted.known = vec![known("slow")];
+    assert_eq!(plan(&wanted, &with(vec![disk("a", Content::Blank)])).steps[0].op(), "CreateGroup");
+    wanted.known = vec![known("fast")];
+    let mut seen = with(vec![disk("a", Content::Blank), disk("b", Content::Claimed(Claim::PhysicalVolume(uuid(7))))]);
+    seen.groups = vec![group("vg-old", "fast", 1, vec![uuid(7)], false, true)];
+    let there = plan(&wanted, &seen);
+    assert_eq!((there.steps.len(), there.steps[0].op(), there.troubles.len()), (1, "ExtendGroup", 0));
+}
+
+/// B3.
+#[test]
+fn what_belongs_to_a_volume_is_never_taken() {
+    let mut one = disk("a", Content::Blank);
+    one.inner = Some("it lies on the LVM volume dm-0".to_owned());
+    let plan = plan(&fast(json!({})), &with(vec![one]));
+    assert_eq!((plan.steps.len(), codes(&plan)), (0, vec!["TypeNotTaken"]));
+    assert!(plan.verdicts[0].reasons[0].message.contains("dm-0"));
+}
+
 /// A4.
 #[test]
 fn partitions_that_appear_on_an_owned_disk_are_not_free_space() {

@@ -47,11 +47,11 @@ async fn ask(mut lvmd: LvmdClient<tonic::transport::Channel>, method: &str, ques
             json!({"version": info.version, "lvm": info.lvm_version, "missing": info.missing})
         }
         "plan" => {
-            let plan = lvmd.plan(proto::PlanRequest { wanted: wanted() }).await?.into_inner();
+            let plan = lvmd.plan(proto::PlanRequest { wanted: wanted(), known: Vec::new() }).await?.into_inner();
             serde_json::from_slice(&plan.report)?
         }
         "apply" => {
-            let request = proto::ApplyRequest { wanted: wanted(), hash: text("hash") };
+            let request = proto::ApplyRequest { wanted: wanted(), hash: text("hash"), known: Vec::new() };
             json!({"done": lvmd.apply(request).await?.into_inner().done})
         }
         "create" => made(
