@@ -28,6 +28,7 @@ use lvmd::{
     run::{Argv, HostLock, Output, Run, RunError, System},
     volume::ChangeError,
 };
+use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 /// The real programs, LVM without device-mapper; keeps what was started.
@@ -241,6 +242,39 @@ async fn what_an_interrupted_step_left_is_taken_up_again() {
         assert!(done.failed.is_empty(), "{cut}: {:?}", done.failed);
         assert_eq!(bench.groups().await[0].pvs.len(), 2, "{cut}");
     }
+}
+
+/// What is left of an interrupted step is taken up only while nobody else uses it, and is forgotten once it is in its
+/// group.
+#[tokio::test]
+async fn what_is_left_of_a_step_and_in_use_is_not_taken_up() {
+    let mut bench = Bench::new("left").await;
+    let a = bench.disk("a", 48).await;
+    let wanted = bench.wanted(json!({}));
+    *bench.node.run.cut.lock().unwrap() = Some("vgcreate");
+    bench.apply(&wanted).await;
+    *bench.node.run.cut.lock().unwrap() = None;
+    let begun = || bench.node.looker.begun.read().into_keys().collect::<Vec<_>>();
+    assert_eq!(begun(), [bench.id("a")]);
+    let user = rustix::fs::open(&a, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    assert!(bench.plan(&wanted).await.0.steps.is_empty());
+    drop(user);
+    let done = bench.apply(&wanted).await;
+    assert_eq!((done.done.len(), done.failed.len()), (1, 0), "{:?}", done.failed);
+    assert_eq!(begun(), Vec::<String>::new());
+}
+
+/// A deny list bars devices from being taken; a group that lies on some is found and used.
+#[tokio::test]
+async fn a_group_on_denied_devices_is_found_and_no_other_device_is_taken() {
+    let mut bench = Bench::new("denied").await;
+    bench.disk("a", 48).await;
+    let mut wanted = bench.made().await;
+    bench.disk("b", 48).await;
+    wanted.deny = vec!["loop".to_owned()];
+    let (plan, report) = bench.plan(&wanted).await;
+    assert_eq!((plan.steps.len(), report.volume_groups.len()), (0, 1));
+    bench.node.create_volume(&bench.volume("pvc-1", 4)).await.unwrap();
 }
 
 #[tokio::test]
