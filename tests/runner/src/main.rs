@@ -174,10 +174,10 @@ fn tier_of(source: &Path) -> Tier {
         Tier::RealLvm
     } else if source.contains("/tests/node/") {
         Tier::Node
-    } else if source.contains("/tests/cluster/tests/control_plane") {
-        Tier::ControlPlane
-    } else if source.contains("/tests/cluster/tests/") || source.contains("/tests/rig/tests/") {
+    } else if source.ends_with("/tests/cluster/tests/main_job.rs") || source.contains("/tests/rig/tests/") {
         Tier::Nodes
+    } else if source.contains("/tests/cluster/tests/") {
+        Tier::ControlPlane
     } else {
         Tier::Unit
     }
