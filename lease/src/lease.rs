@@ -1,4 +1,4 @@
-//! One controller at a time: the Lease `stowage-controller`.
+//! A Lease of coordination.k8s.io that one process holds at a time.
 //!
 //! No clock of another machine is believed. A Lease is free when it has not been renewed for its duration as seen from
 //! here, and it is held for less than that duration after the moment at which the last renewal was sent.
@@ -16,11 +16,9 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tokio::time::Instant;
 
-pub const NAME: &str = "stowage-controller";
-
 /// The numbers of client-go's leader election, doubled: others wait 30 s without a renewal before they take the Lease, the
 /// holder stops 10 s before that. An API server that answers after 10 s was seen on a busy machine with two cores, and
-/// a controller that gives up then only makes it busier.
+/// a program that gives up then only makes it busier.
 const DURATION: Duration = Duration::from_secs(30);
 const HELD_FOR: Duration = Duration::from_secs(20);
 const RENEW_EACH: Duration = Duration::from_secs(5);
@@ -41,16 +39,22 @@ impl Validity {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For tests of what is done while it is held, and after.
+    pub fn until_then(until: Instant) -> Self {
+        Self(Arc::new(Mutex::new(Some(until))))
+    }
+
     fn set(&self, until: Option<Instant>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the lease {NAME} could not be kept: another controller may be at work")]
+#[error("the lease is not held (any more): another process may be at work")]
 pub struct Lost;
 
 pub struct Lease {
+    name: String,
     leases: Api<LeaseObject>,
     identity: String,
     clock: fn() -> Timestamp,
@@ -83,9 +87,9 @@ impl Observed {
 
 impl Lease {
     /// `client` must be able to write without the Lease.
-    pub fn new(client: &Client, namespace: &str, identity: String, clock: fn() -> Timestamp) -> Self {
+    pub fn new(client: &Client, namespace: &str, name: &str, identity: String, clock: fn() -> Timestamp) -> Self {
         let leases = Api::namespaced(client.clone(), namespace);
-        Self { leases, identity, clock, validity: Validity::default() }
+        Self { name: name.to_owned(), leases, identity, clock, validity: Validity::default() }
     }
 
     pub fn validity(&self) -> Validity {
@@ -98,11 +102,11 @@ impl Lease {
         loop {
             match self.attempt(&mut observed, HELD_FOR).await {
                 Ok(Standing::Ours) => {
-                    tracing::info!(identity = self.identity, "took the lease {NAME}");
+                    tracing::info!(lease = self.name, identity = self.identity, "took the lease");
                     return;
                 }
                 Ok(Standing::Free | Standing::Theirs) => {}
-                Err(error) => tracing::warn!(error = runtime::chain(&error), "taking the lease {NAME}"),
+                Err(error) => tracing::warn!(lease = self.name, error = runtime::chain(&error), "taking the lease"),
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -117,7 +121,7 @@ impl Lease {
                 Ok(Standing::Theirs) => break,
                 Ok(Standing::Free) => tokio::time::sleep(RETRY.min(left)).await,
                 Err(error) => {
-                    tracing::warn!(error = runtime::chain(&error), "renewing the lease {NAME}");
+                    tracing::warn!(lease = self.name, error = runtime::chain(&error), "renewing the lease");
                     tokio::time::sleep(RETRY.min(left)).await;
                 }
             }
@@ -130,17 +134,17 @@ impl Lease {
     pub async fn release(&self) {
         self.validity.set(None);
         let release = async {
-            let Some(mut lease) = self.leases.get_opt(NAME).await? else { return Ok(()) };
+            let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
             if standing(lease.spec.as_ref(), &self.identity, Duration::ZERO) == Standing::Ours {
                 lease.spec.get_or_insert_default().holder_identity = None;
-                self.leases.replace(NAME, &PostParams::default(), &lease).await?;
+                self.leases.replace(&self.name, &PostParams::default(), &lease).await?;
             }
             Ok::<_, kube::Error>(())
         };
         match tokio::time::timeout(RENEW_EACH, release).await {
-            Ok(Ok(())) => tracing::info!("released the lease {NAME}"),
-            Ok(Err(error)) => tracing::warn!(error = runtime::chain(&error), "releasing the lease {NAME}"),
-            Err(_) => tracing::warn!("releasing the lease {NAME}: no answer"),
+            Ok(Ok(())) => tracing::info!(lease = self.name, "released the lease"),
+            Ok(Err(error)) => tracing::warn!(lease = self.name, error = runtime::chain(&error), "releasing the lease"),
+            Err(_) => tracing::warn!(lease = self.name, "releasing the lease: no answer"),
         }
     }
 
@@ -161,8 +165,8 @@ impl Lease {
 
     async fn write(&self, observed: &mut Observed, now: Instant) -> Result<Standing, kube::Error> {
         let time = MicroTime((self.clock)());
-        let Some(mut lease) = self.leases.get_opt(NAME).await? else {
-            let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
+        let Some(mut lease) = self.leases.get_opt(&self.name).await? else {
+            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
             let mut spec = LeaseSpec { lease_transitions: Some(0), ..LeaseSpec::default() };
             self.fill(&mut spec, time, Standing::Free);
             let lease = LeaseObject { metadata, spec: Some(spec) };
@@ -175,7 +179,7 @@ impl Lease {
         }
         self.fill(lease.spec.get_or_insert_default(), time, standing);
         // With the resourceVersion that was read: of two that try at once, one fails.
-        won(self.leases.replace(NAME, &PostParams::default(), &lease).await)
+        won(self.leases.replace(&self.name, &PostParams::default(), &lease).await)
     }
 
     fn fill(&self, spec: &mut LeaseSpec, time: MicroTime, before: Standing) {

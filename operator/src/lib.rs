@@ -3,7 +3,7 @@
 //!
 //! In reading order: `world` (what is seen), `objects` and `cluster` (what is applied), `assign`, `clear` and `nodes` (what
 //! each node is told), `verdict`, `claim` and `lost` (nodes that are gone), `tell` and `summary` (what the statuses say),
-//! `apply`, `events` and `lease` (how it is written, and by whom).
+//! `apply` and `events` (how it is written).
 //!
 //! `objects`, `assign`, `clear`, `verdict`, `claim`, `tell` and `summary` are pure: no client, no clock.
 //!
@@ -27,7 +27,6 @@ pub mod tell;
 
 pub mod apply;
 pub mod events;
-pub mod lease;
 pub mod metrics;
 
 use std::{
@@ -43,9 +42,10 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client};
+use lease::Lease;
 use prometheus_client::registry::Registry;
 
-use crate::{events::Events, lease::Held, metrics::Metrics, objects::Release, summary::class::Problems, world::World};
+use crate::{events::Events, metrics::Metrics, objects::Release, summary::class::Problems, world::World};
 
 /// Runs Stowage in this cluster.
 #[derive(clap::Parser, Debug)]
@@ -93,6 +93,9 @@ impl Context {
     }
 }
 
+/// The API server answers in milliseconds, a busy one in seconds; what takes this long has lost its way.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// A burst of changes is one change.
 const SETTLE: Duration = Duration::from_millis(200);
 
@@ -113,7 +116,7 @@ pub async fn run(args: Args, stop: impl Future<Output = ()> + Send + 'static) ->
         let _ = stopped.changed().await;
     });
     let client = Client::try_default().await.context("reading the cluster's address and the token")?;
-    let lease = Held::new(&client, &args.namespace, crds::names::OPERATOR_DEPLOYMENT, args.identity.clone(), clock);
+    let lease = Lease::new(&client, &args.namespace, crds::names::OPERATOR_DEPLOYMENT, args.identity.clone(), clock);
 
     let result = tokio::select! {
         () = stop => Ok(()),
@@ -122,23 +125,22 @@ pub async fn run(args: Args, stop: impl Future<Output = ()> + Send + 'static) ->
     };
     health.ready(false);
     drop(stopping);
-    if result.is_ok() {
-        lease.release().await;
-    }
+    // Also after a failure: what was begun has ended with it.
+    lease.release().await;
     result
 }
 
 async fn lead(
     args: &Args,
     client: &Client,
-    lease: &Held,
+    lease: &Lease,
     metrics: Metrics,
     health: &runtime::health::Health,
 ) -> anyhow::Result<()> {
     // Waiting for its turn is an operator's work too.
     health.ready(true);
-    lease.acquire().await;
-    tracing::info!(identity = args.identity, "this operator leads");
+    lease.take().await;
+    let client = &lease::client(client.clone(), lease.validity(), Some(LIMIT));
 
     let (world, follow) = World::watch(client, &args.namespace);
     let follow = follow.for_each(|()| std::future::ready(()));
@@ -165,7 +167,7 @@ async fn lead(
         anyhow::Ok(())
     };
     tokio::select! {
-        () = lease.keep() => anyhow::bail!("the lease is lost: another operator may be at work"),
+        lost = lease.keep() => Err(lost.into()),
         () = follow => anyhow::bail!("the watches have ended"),
         ended = work => ended,
     }
