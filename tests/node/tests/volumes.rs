@@ -46,14 +46,12 @@ fn blank_disks_become_a_group_and_all_others_say_why_not() -> anyhow::Result<()>
         ],
     )?;
     // Bytes without any signature, and a filesystem that is mounted where lvmd does not see it.
-    machine.sh(
-        "dd if=/dev/urandom of=/dev/disk/by-id/virtio-noise bs=4k count=1 2>/dev/null; \
+    machine.sh("dd if=/dev/urandom of=/dev/disk/by-id/virtio-noise bs=4k count=1 2>/dev/null; \
          mkfs.ext4 -q /dev/disk/by-id/virtio-mounted && mkdir -p /mnt/m && \
          (setsid unshare -m sh -c 'mount /dev/disk/by-id/virtio-mounted /mnt/m && touch /run/is-mounted && sleep 600' \
           > /dev/null 2>&1 < /dev/null &) ; \
          for i in $(seq 100); do [ -e /run/is-mounted ] && break; sleep 0.1; done; \
-         sync; udevadm settle -t 20",
-    )?;
+         sync; udevadm settle -t 20")?;
     let untouched = ["files", "table", "noise"];
     let sums = |machine: &Machine| -> anyhow::Result<Vec<String>> {
         untouched.iter().map(|id| machine.sh(&format!("sha256sum < /dev/disk/by-id/virtio-{id}"))).collect()
