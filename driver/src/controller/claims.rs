@@ -1,6 +1,8 @@
 //! Live reads of what stands before a volume: its PersistentVolume and its claim. No copy of them is kept, since they are
 //! asked for seldom and a decision hangs on each answer.
 
+use std::collections::HashMap;
+
 use crds::{logical_volume::LogicalVolume, names};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{Api, Client, ResourceExt, api::ListParams};
@@ -30,20 +32,15 @@ impl Claims {
         Ok(volume.is_some_and(|volume| handle(&volume) == Some(name)))
     }
 
-    /// The PersistentVolume of `volume`, whatever its own name.
-    pub async fn persistent_volume(&self, volume: &str) -> Result<Option<PersistentVolume>, ApiError> {
-        let named = api::answer("reading PersistentVolume", volume, self.volumes.get_opt(volume)).await?;
-        if let Some(named) = named.filter(|named| handle(named) == Some(volume)) {
-            return Ok(Some(named));
-        }
+    /// Every PersistentVolume of ours by its volume, whatever its own name.
+    pub async fn persistent_volumes(&self) -> Result<HashMap<String, PersistentVolume>, ApiError> {
+        let mut all = HashMap::new();
         let mut page = ListParams::default().limit(PAGE);
         loop {
-            let list = api::answer("listing PersistentVolumes for", volume, self.volumes.list(&page)).await?;
+            let list = api::answer("listing", "PersistentVolumes", self.volumes.list(&page)).await?;
             let next = list.metadata.continue_.clone().filter(|next| !next.is_empty());
-            if let Some(found) = list.items.into_iter().find(|other| handle(other) == Some(volume)) {
-                return Ok(Some(found));
-            }
-            let Some(next) = next else { return Ok(None) };
+            all.extend(list.items.into_iter().filter_map(|volume| Some((handle(&volume)?.to_owned(), volume))));
+            let Some(next) = next else { return Ok(all) };
             page.continue_token = Some(next);
         }
     }

@@ -72,9 +72,9 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
-/// Why none of the places had room.
+/// By node, why it had no room.
 #[derive(Debug)]
-pub struct Refusals(Vec<(Place, Refusal)>);
+pub struct Refusals(Vec<(String, String)>);
 
 impl fmt::Display for Refusals {
     /// The first three: with Immediate binding there is one for every node.
@@ -83,16 +83,8 @@ impl fmt::Display for Refusals {
         if self.0.is_empty() {
             return f.write_str("no node has this class");
         }
-        for (n, (place, refusal)) in self.0.iter().take(SHOWN).enumerate() {
-            let Place { node, class } = place;
-            f.write_str(if n == 0 { "" } else { "; " })?;
-            match refusal {
-                Refusal::NoGroup => write!(f, "node {node} has no group of DeviceClass {class} that takes volumes"),
-                Refusal::Full { free } => write!(f, "node {node} has {} free", for_people(*free)),
-                Refusal::TooLarge { largest } => {
-                    write!(f, "node {node} has no volumes above {}", for_people(*largest))
-                }
-            }?;
+        for (n, (node, why)) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}node {node} {why}", if n == 0 { "" } else { "; " })?;
         }
         match self.0.len().saturating_sub(SHOWN) {
             0 => Ok(()),
@@ -205,7 +197,15 @@ async fn make(context: &Context, wish: &Wish) -> Result<Made, CreateError> {
             // Before the answer: the pod that is scheduled again must not choose by old figures.
             let nodes: Vec<_> = refusals.iter().map(|(place, _)| place.node.as_str()).collect();
             context.capacity.write_now(&nodes).await.map_err(CreateError::Untold)?;
-            return Err(CreateError::Full { asked, refusals: Refusals(refusals) });
+            let why = |(place, refusal): (Place, Refusal)| {
+                let why = match refusal {
+                    Refusal::NoGroup => entries::why_not(context.world.storage(&place.node).as_deref(), &place.class),
+                    Refusal::Full { free } => format!("has {} free", for_people(free)),
+                    Refusal::TooLarge { largest } => format!("has no volumes above {}", for_people(largest)),
+                };
+                (place.node, why)
+            };
+            return Err(CreateError::Full { asked, refusals: Refusals(refusals.into_iter().map(why).collect()) });
         }
     };
     if let Some(limit) = wish.size.limit.filter(|limit| size > *limit) {

@@ -57,6 +57,30 @@ pub fn groups(storage: &NodeStorage) -> Vec<(Place, Group)> {
         .collect()
 }
 
+/// Why a node takes no volumes of `class`, for a person.
+pub fn why_not(storage: Option<&NodeStorage>, class: &str) -> String {
+    let Some(storage) = storage else {
+        return "has no NodeStorage: it is gone, or the agent does not run there".into();
+    };
+    let status = storage.status.as_ref();
+    let group = status.and_then(|status| status.volume_groups.iter().find(|group| group.class == class));
+    if is_lost(storage) {
+        "is gone".into()
+    } else if !storage.spec.classes.iter().any(|assigned| assigned.name == class) {
+        format!("does not have DeviceClass {class}: its nodeSelector says where it is")
+    } else if !storage.was_looked_at() {
+        "has not been looked at yet".into()
+    } else {
+        let state = match group.map(|group| group.state) {
+            None => "no volume group",
+            Some(GroupState::Partial) => "a volume group that lacks a device",
+            Some(GroupState::Conflict) => "a volume group that is not the only one",
+            Some(GroupState::Ready) => "a volume group, but the class is being deleted",
+        };
+        format!("has, for DeviceClass {class}, {state}: see its NodeStorage")
+    }
+}
+
 fn figures(group: &VolumeGroupStatus) -> Group {
     let bytes = |signed: i64| u64::try_from(signed).unwrap_or(0);
     Group {
@@ -187,6 +211,23 @@ mod tests {
             let condition = condition::new(kind::NODE_LOST, "True", why, "", None);
             lost.status.as_mut().unwrap().conditions.push(condition);
             assert_eq!(groups(&lost), [], "{why}");
+        }
+    }
+
+    #[test]
+    fn a_person_is_told_why_a_node_takes_no_volumes() {
+        let mut back = storage();
+        back.spec.node_uid = "newer".into();
+        let mut bare = storage();
+        bare.status.as_mut().unwrap().volume_groups.clear();
+        for (storage, class, why) in [
+            (None, "fast", "NodeStorage"),
+            (Some(&storage()), "slow", "lacks a device"),
+            (Some(&storage()), "other", "nodeSelector"),
+            (Some(&back), "fast", "looked at"),
+            (Some(&bare), "fast", "no volume group"),
+        ] {
+            assert!(why_not(storage, class).contains(why), "{}", why_not(storage, class));
         }
     }
 

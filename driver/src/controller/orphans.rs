@@ -49,7 +49,7 @@ pub fn found(storages: &[Arc<NodeStorage>]) -> BTreeMap<String, Found> {
     for storage in storages.iter().filter(|s| !entries::is_lost(s) && s.was_looked_at()) {
         let all = storage.status.as_ref().map_or(&[][..], |status| &status.orphans);
         for orphan in all {
-            let given_up = storage.spec.released.iter().any(|released| released.lv_uuid == orphan.lv_uuid);
+            let given_up = storage.spec.released.iter().any(|r| r.lv_uuid == orphan.lv_uuid || r.name == orphan.name);
             if !given_up {
                 let one = Found { node: storage.spec.node_name.clone(), orphan: orphan.clone() };
                 found.entry(orphan.name.clone()).or_default().push(one);
@@ -116,6 +116,7 @@ pub async fn look_after(context: &Context, clock: fn() -> Timestamp) {
                 tracing::warn!(error = runtime::chain(&error), "the list of volumes given up stays as it is");
             }
         }
+        release_stranded(context).await;
         let orphans = found(&storages);
         let key = |found: &Found| (found.node.clone(), found.orphan.lv_uuid.clone());
         let these: BTreeSet<_> = orphans.values().map(key).collect();
@@ -139,6 +140,23 @@ pub async fn look_after(context: &Context, clock: fn() -> Timestamp) {
     }
 }
 
+/// Volumes that a person discarded by hand, as retained ones are, whose node will never answer.
+async fn release_stranded(context: &Context) {
+    for volume in context.world.volumes() {
+        let leaving = volume.spec.discard && volume.metadata.deletion_timestamp.is_some();
+        let storage = context.world.storage(&volume.spec.node_name).filter(|_| leaving);
+        if !storage.is_some_and(|storage| storage.has_given_up(&volume)) {
+            continue;
+        }
+        let name = volume.name_any();
+        // Where a call is at work, it does the same.
+        let Some(_held) = context.in_flight.hold(&name) else { continue };
+        if let Err(error) = discard(context, &volume, Instant::now() + context.limit).await {
+            tracing::warn!(volume = name, error = runtime::chain(&error), "a discarded volume of a lost node stays");
+        }
+    }
+}
+
 async fn round(
     context: &Context,
     orphans: BTreeMap<String, Found>,
@@ -149,9 +167,15 @@ async fn round(
         return Ok(());
     }
     let mut seen = BTreeSet::new();
+    let unmade: Vec<_> = context.world.volumes().into_iter().filter(|volume| is_unmade(volume, now)).collect();
+    if orphans.is_empty() && unmade.is_empty() {
+        unwanted.0.clear();
+        return Ok(());
+    }
+    let persistent = context.claims.persistent_volumes().await?;
     for (name, found) in orphans {
         // One bad object never stops the others.
-        match orphan(context, &name, &found, unwanted).await {
+        match orphan(context, &name, &found, persistent.get(&name), unwanted).await {
             Ok(true) => {
                 seen.insert(found.orphan.lv_uuid);
             }
@@ -159,12 +183,11 @@ async fn round(
             Err(error) => tracing::warn!(volume = name, error = runtime::chain(&error), "an orphan stays as it is"),
         }
     }
-    for volume in context.world.volumes().into_iter().filter(|volume| is_unmade(volume, now)) {
+    for volume in unmade {
         let name = volume.name_any();
         // A call that waits for it wants it.
         let Some(_held) = context.in_flight.hold(&name) else { continue };
-        let wanted = context.claims.claim_exists(&name, claim_of(&volume)).await?
-            || context.claims.persistent_volume(&name).await?.is_some();
+        let wanted = persistent.contains_key(&name) || context.claims.claim_exists(&name, claim_of(&volume)).await?;
         if wanted {
             continue;
         }
@@ -182,14 +205,20 @@ async fn round(
 }
 
 /// Whether nobody wants it.
-async fn orphan(context: &Context, name: &str, found: &Found, unwanted: &mut Unwanted) -> Result<bool, DeleteError> {
+async fn orphan(
+    context: &Context,
+    name: &str,
+    found: &Found,
+    persistent: Option<&PersistentVolume>,
+    unwanted: &mut Unwanted,
+) -> Result<bool, DeleteError> {
     let Some(_held) = context.in_flight.hold(name) else { return Ok(false) };
     if context.volumes.read(name).await?.is_some() {
         return Ok(false);
     }
-    if let Some(volume) = context.claims.persistent_volume(name).await? {
-        if is_pinned_to(&volume, &found.node) {
-            adopt(context, name, found, Some(&volume)).await?;
+    if let Some(volume) = persistent {
+        if is_pinned_to(volume, &found.node) {
+            adopt(context, name, found, Some(volume)).await?;
         } else {
             tracing::warn!(
                 volume = name,

@@ -21,12 +21,12 @@ fn on_a_plane(name: &str, story: impl FnOnce(&Plane) -> anyhow::Result<()>) {
 }
 
 /// The operator, the class `standard` on these nodes, and the controller with its sidecars.
-fn run_all(plane: &Plane, nodes: &[&str]) -> anyhow::Result<()> {
+fn run_all(plane: &Plane, nodes: &[&str], node_loss: &str) -> anyhow::Result<()> {
     plane.run_operator()?;
     for node in nodes {
         plane.fleet.add(node)?;
     }
-    plane.apply_quickstart("{}")?;
+    plane.apply_quickstart(node_loss)?;
     plane.run_controller()?;
     wait_for("the capacity of every node is published", PATIENCE, || {
         Ok((capacities(plane)?.len() == nodes.len()).then_some(()))
@@ -117,7 +117,7 @@ fn delete_all(plane: &Plane) -> anyhow::Result<()> {
 #[test]
 fn fifty_claims_on_nearly_full_nodes_get_what_is_there_once() {
     on_a_plane("fifty", |plane| {
-        run_all(plane, &["n1", "n2"])?;
+        run_all(plane, &["n1", "n2"], "{}")?;
         let fit = usize::try_from(2 * GROUP_SIZE / (64 * MIB))?;
         let all: String = (0..50).map(|n| pod_with_claim(&format!("c{n}"), 64)).collect();
         plane.apply(&all)?;
@@ -153,11 +153,11 @@ fn fifty_claims_on_nearly_full_nodes_get_what_is_there_once() {
     });
 }
 
-/// D11, and retained volumes (C7, E2): they go when a person says so, on the object.
+/// D11, and retained volumes (C7, E2): they go when a person says so on the object, on a lost node too (C4).
 #[test]
 fn immediate_binding_and_retained_volumes() {
     on_a_plane("immediate", |plane| {
-        run_all(plane, &["n1", "n2"])?;
+        run_all(plane, &["n1", "n2"], "{ graceSeconds: 3 }")?;
         let class = json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "now"},
             "provisioner": crds::names::DRIVER, "parameters": {"stowage.dev/device-class": "standard"},
@@ -182,7 +182,22 @@ fn immediate_binding_and_retained_volumes() {
             let node = first["spec"]["nodeName"].as_str().unwrap_or_default();
             let free = capacities(plane)?.get(node) == Some(&GROUP_SIZE);
             Ok((plane.api.get(&format!("{VOLUMES}/{name}"))?.is_none() && free).then_some(()))
-        })
+        })?;
+
+        let node = second["spec"]["nodeName"].as_str().context("no node")?.to_owned();
+        let path = format!("{VOLUMES}/{}", second["metadata"]["name"].as_str().unwrap_or_default());
+        plane.fleet.lose(&node)?;
+        plane.api.merge(&path, &json!({"spec": {"discard": true}}))?;
+        plane.api.delete(&path)?;
+        wait_for("the volume that was discarded on a lost node is gone", PATIENCE, || {
+            Ok(plane.api.get(&path)?.is_none().then_some(()))
+        })?;
+        let storage = plane.api.get(&format!("/apis/stowage.dev/v1alpha1/nodestorages/{node}"))?.unwrap_or_default();
+        let listed = storage["spec"]["released"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|entry| entry["lvUUID"] == second["status"]["lvUUID"]));
+        ensure!(listed, "a machine that returns would keep it: {}", storage["spec"]["released"]);
+        Ok(())
     });
 }
 
@@ -240,7 +255,7 @@ fn a_frozen_controller_that_thaws_writes_nothing() {
         signal(&first, "-CONT")?;
         wait_for("the first ends", PATIENCE, || Ok((!first.is_alive()).then_some(())))?;
         let log = std::fs::read_to_string(plane.cluster.folder().join("logs/first.log"))?;
-        ensure!(log.contains("another controller may be at work"), "the first said: {log}");
+        ensure!(log.contains("another process may be at work"), "the first said: {log}");
         ensure!(holder(plane)? == "second", "the Lease went back");
 
         let third = run_another(plane, "third", 9839)?;
@@ -260,7 +275,7 @@ fn a_frozen_controller_that_thaws_writes_nothing() {
 #[test]
 fn a_vanished_object_is_made_anew() {
     on_a_plane("vanished", |plane| {
-        run_all(plane, &["n1"])?;
+        run_all(plane, &["n1"], "{}")?;
         plane.apply(&pod_with_claim("a", 64))?;
         let before = volume_of(plane, &bound(plane, "a")?)?;
         let name = before["metadata"]["name"].as_str().context("no name")?.to_owned();
