@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     path::Path,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -84,7 +84,7 @@ impl Fleet {
                 "spec": {"drivers": [{"name": names::DRIVER, "nodeID": node, "topologyKeys": [names::TOPOLOGY_NODE]}]},
             }),
         )?;
-        let mut script = self.script.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut script = hold(&self.script);
         let number = u32::try_from(script.nodes.len())? + 1;
         script.nodes.insert(node.to_owned(), number);
         Ok(())
@@ -92,7 +92,7 @@ impl Fleet {
 
     /// The machine is gone with its agent, and its Node object is deleted.
     pub fn lose(&self, node: &str) -> anyhow::Result<()> {
-        self.script.lock().unwrap_or_else(std::sync::PoisonError::into_inner).nodes.remove(node);
+        hold(&self.script).nodes.remove(node);
         self.api.delete(&format!("/apis/storage.k8s.io/v1/csinodes/{node}"))?;
         self.api.delete(&format!("/api/v1/nodes/{node}"))
     }
@@ -108,6 +108,11 @@ impl Drop for Fleet {
     }
 }
 
+/// A test that panicked meanwhile has its own error; the script is whole.
+fn hold(script: &Mutex<Script>) -> MutexGuard<'_, Script> {
+    script.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Plays every node's agent.
 struct Agent {
     api: Api,
@@ -119,7 +124,9 @@ const VOLUMES: &str = "/apis/stowage.dev/v1alpha1/logicalvolumes";
 
 impl Agent {
     fn round(&self) -> anyhow::Result<()> {
-        let nodes = self.script.lock().unwrap_or_else(std::sync::PoisonError::into_inner).nodes.clone();
+        // Held to the round's end: when a node is lost, its agent has said its last word.
+        let script = hold(&self.script);
+        let nodes = &script.nodes;
         for storage in self.api.list(STORAGES)? {
             let name = storage["metadata"]["name"].as_str().unwrap_or_default();
             if let Some(number) = nodes.get(name) {
