@@ -1,19 +1,36 @@
 //! A control plane with Stowage's own programs beside it, and nodes without
 //! machines: what can be asked without a disk.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use crds::{names, quantity};
 use rig::{
     control_plane::{ControlPlane, Options},
     run::Process,
 };
+use serde_json::Value;
 
 use crate::{
     api::{Api, wait_for},
     fleet::Fleet,
     main_job::PATIENCE,
 };
+
+const VOLUMES: &str = "/apis/stowage.dev/v1alpha1/logicalvolumes";
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+const CAPACITIES: &str = "/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities";
+
+/// Runs a story on a plane of its own; its error has the last words of all programs.
+pub fn on_a_plane(name: &str, story: impl FnOnce(&Plane) -> anyhow::Result<()>) {
+    let plane = Plane::start(name).unwrap_or_else(|error| panic!("{error:#}"));
+    if let Err(error) = story(&plane) {
+        panic!("{error:#}\n{}", plane.last_words());
+    }
+}
 
 pub struct Plane {
     // The fleet's thread ends before the API server that it asks.
@@ -88,6 +105,31 @@ impl Plane {
         let sample = std::fs::read_to_string(repository("config/samples/quickstart.yaml"))?;
         self.apply(&sample.replace("spec: {}", &format!("spec: {{ nodeLoss: {node_loss} }}")))?;
         Ok(())
+    }
+
+    /// Waits until the claim, of the namespace `default`, is bound.
+    pub fn bound(&self, claim: &str) -> anyhow::Result<Value> {
+        wait_for(&format!("the claim {claim} is bound"), PATIENCE, || {
+            let object = self.api.get(&format!("{CLAIMS}/{claim}"))?.unwrap_or_default();
+            Ok((object["status"]["phase"] == "Bound").then_some(object))
+        })
+    }
+
+    /// The LogicalVolume of a claim that is bound.
+    pub fn volume_of(&self, claim: &Value) -> anyhow::Result<Value> {
+        let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
+        self.api.get(&format!("{VOLUMES}/{name}"))?.with_context(|| format!("there is no LogicalVolume {name}"))
+    }
+
+    /// Published capacity by node, in bytes. Each object must say the largest volume too (D8).
+    pub fn capacities(&self) -> anyhow::Result<BTreeMap<String, i64>> {
+        let bytes = |object: &Value| {
+            ensure!(object["maximumVolumeSize"].is_string(), "a capacity without maximumVolumeSize: {object}");
+            let node = &object["nodeTopology"]["matchLabels"][names::TOPOLOGY_NODE];
+            let capacity = quantity::parse(object["capacity"].as_str().unwrap_or_default())?;
+            Ok((node.as_str().unwrap_or_default().to_owned(), i64::try_from(capacity)?))
+        };
+        self.api.list(CAPACITIES)?.iter().map(bytes).collect()
     }
 
     /// What the last lines of Stowage's own programs are, for the error of a test that failed.

@@ -8,17 +8,9 @@ use cluster_tests::{
     api::{Api, condition, message, wait_for},
     fleet::GROUP_SIZE,
     main_job::PATIENCE,
-    plane::{Plane, repository},
+    plane::{Plane, on_a_plane, repository},
 };
 use serde_json::{Value, json};
-
-/// Runs a story on a plane of its own; its error has the last words of all programs.
-fn on_a_plane(name: &str, story: impl FnOnce(&Plane) -> anyhow::Result<()>) {
-    let plane = Plane::start(name).unwrap_or_else(|error| panic!("{error:#}"));
-    if let Err(error) = story(&plane) {
-        panic!("{error:#}\n{}", plane.last_words());
-    }
-}
 
 const DEVICE_CLASS: &str =
     "{apiVersion: stowage.dev/v1alpha1, kind: DeviceClass, metadata: {name: a}, spec: {devices: DEVICES}}";
@@ -186,35 +178,6 @@ spec:
     )
 }
 
-fn bound(plane: &Plane, claim: &str) -> anyhow::Result<Value> {
-    wait_for(&format!("the claim {claim} is bound"), PATIENCE, || {
-        let object =
-            plane.api.get(&format!("/api/v1/namespaces/default/persistentvolumeclaims/{claim}"))?.unwrap_or_default();
-        Ok((object["status"]["phase"] == "Bound").then_some(object))
-    })
-}
-
-fn volume_of(plane: &Plane, claim: &Value) -> anyhow::Result<Value> {
-    let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
-    plane
-        .api
-        .get(&format!("/apis/stowage.dev/v1alpha1/logicalvolumes/{name}"))?
-        .with_context(|| format!("there is no LogicalVolume {name}"))
-}
-
-/// Published capacity by node, in bytes.
-fn capacities(plane: &Plane) -> anyhow::Result<BTreeMap<String, u64>> {
-    let all = plane.api.list("/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities")?;
-    let mut by_node = BTreeMap::new();
-    for object in all {
-        let node =
-            object["nodeTopology"]["matchLabels"]["topology.stowage.dev/node"].as_str().unwrap_or_default().to_owned();
-        ensure!(object["maximumVolumeSize"].is_string(), "a capacity without maximumVolumeSize: {object}");
-        by_node.insert(node, crds::quantity::parse(object["capacity"].as_str().unwrap_or_default())?);
-    }
-    Ok(by_node)
-}
-
 /// D1, D5, D7, D8, E5: claims find room, what does not fit waits, what is deleted is free again, a claim grows.
 #[test]
 fn claims_are_bound_where_there_is_room() {
@@ -224,9 +187,9 @@ fn claims_are_bound_where_there_is_room() {
         plane.fleet.add("n2")?;
         plane.apply_quickstart("{}")?;
         plane.run_controller()?;
-        let whole = u64::try_from(GROUP_SIZE)?;
+        let whole = GROUP_SIZE;
         wait_for("both nodes' capacity is published", PATIENCE, || {
-            Ok((capacities(plane)? == BTreeMap::from([("n1".to_owned(), whole), ("n2".to_owned(), whole)]))
+            Ok((plane.capacities()? == BTreeMap::from([("n1".to_owned(), whole), ("n2".to_owned(), whole)]))
                 .then_some(()))
         })?;
 
@@ -236,12 +199,12 @@ fn claims_are_bound_where_there_is_room() {
         }
         let nodes: Vec<Value> = ["a", "b"]
             .iter()
-            .map(|name| Ok(volume_of(plane, &bound(plane, name)?)?["spec"]["nodeName"].clone()))
+            .map(|name| Ok(plane.volume_of(&plane.bound(name)?)?["spec"]["nodeName"].clone()))
             .collect::<anyhow::Result<_>>()?;
         ensure!(nodes[0] != nodes[1], "both volumes are on {}", nodes[0]);
         let left = whole - 600 * (1 << 20);
         wait_for("the capacity is what is left", PATIENCE, || {
-            Ok(capacities(plane)?.values().all(|free| *free == left).then_some(()))
+            Ok(plane.capacities()?.values().all(|free| *free == left).then_some(()))
         })?;
 
         plane.apply(&pod_with_claim("c", 600))?;
@@ -255,7 +218,7 @@ fn claims_are_bound_where_there_is_room() {
         let grow = json!({"spec": {"resources": {"requests": {"storage": "800Mi"}}}});
         plane.api.merge("/api/v1/namespaces/default/persistentvolumeclaims/a", &grow)?;
         wait_for("the LV of the first claim is grown", PATIENCE, || {
-            Ok((volume_of(plane, &bound(plane, "a")?)?["status"]["size"] == 800 * (1 << 20)).then_some(()))
+            Ok((plane.volume_of(&plane.bound("a")?)?["status"]["size"] == 800 * (1 << 20)).then_some(()))
         })?;
 
         for name in ["a", "b", "c"] {
@@ -265,7 +228,7 @@ fn claims_are_bound_where_there_is_room() {
         wait_for("everything is free again", PATIENCE, || {
             let none = plane.api.list("/apis/stowage.dev/v1alpha1/logicalvolumes")?.is_empty()
                 && plane.api.list("/api/v1/persistentvolumes")?.is_empty();
-            Ok((none && capacities(plane)?.values().all(|free| *free == whole)).then_some(()))
+            Ok((none && plane.capacities()?.values().all(|free| *free == whole)).then_some(()))
         })?;
         Ok(())
     });
@@ -302,10 +265,10 @@ fn a_lost_node_gives_its_set_to_another() {
         }
         plane.apply_quickstart("{ graceSeconds: 3, maxNodesPercent: 20 }")?;
         plane.run_controller()?;
-        wait_for("capacity is published", PATIENCE, || Ok((capacities(plane)?.len() == 3).then_some(())))?;
+        wait_for("capacity is published", PATIENCE, || Ok((plane.capacities()?.len() == 3).then_some(())))?;
         plane.apply(SET)?;
-        let claim = bound(plane, "data-db-0")?;
-        let first = volume_of(plane, &claim)?;
+        let claim = plane.bound("data-db-0")?;
+        let first = plane.volume_of(&claim)?;
         let node = first["spec"]["nodeName"].as_str().context("no node")?.to_owned();
         plane.apply(
             &pod_with_claim("bare", 64)
@@ -315,14 +278,14 @@ fn a_lost_node_gives_its_set_to_another() {
                 )
                 .replace("64Mi", "320Mi"),
         )?;
-        let bare = bound(plane, "bare")?;
+        let bare = plane.bound("bare")?;
 
         plane.fleet.lose(&node)?;
         let again = wait_for("the claim is replaced and bound elsewhere", PATIENCE, || {
             let now = plane.api.get("/api/v1/namespaces/default/persistentvolumeclaims/data-db-0")?.unwrap_or_default();
             Ok((now["metadata"]["uid"] != claim["metadata"]["uid"] && now["status"]["phase"] == "Bound").then_some(now))
         })?;
-        let second = volume_of(plane, &again)?["spec"]["nodeName"].as_str().context("no node")?.to_owned();
+        let second = plane.volume_of(&again)?["spec"]["nodeName"].as_str().context("no node")?.to_owned();
         ensure!(second != node, "the new volume is on the lost node");
         wait_for("the old volume is gone", PATIENCE, || {
             let path = format!(

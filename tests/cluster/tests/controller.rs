@@ -4,21 +4,19 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, ensure};
-use cluster_tests::{api::wait_for, fleet::GROUP_SIZE, main_job::PATIENCE, plane::Plane};
+use cluster_tests::{
+    api::wait_for,
+    fleet::GROUP_SIZE,
+    main_job::PATIENCE,
+    plane::{Plane, on_a_plane},
+};
 use rig::run::{Process, Run};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const VOLUMES: &str = "/apis/stowage.dev/v1alpha1/logicalvolumes";
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/stowage-system/leases/stowage-controller";
 const MIB: i64 = 1 << 20;
-
-fn on_a_plane(name: &str, story: impl FnOnce(&Plane) -> anyhow::Result<()>) {
-    let plane = Plane::start(name).unwrap_or_else(|error| panic!("{error:#}"));
-    if let Err(error) = story(&plane) {
-        panic!("{error:#}\n{}", plane.last_words());
-    }
-}
 
 /// The operator, the class `standard` on these nodes, and the controller with its sidecars.
 fn run_all(plane: &Plane, nodes: &[&str], node_loss: &str) -> anyhow::Result<()> {
@@ -29,7 +27,7 @@ fn run_all(plane: &Plane, nodes: &[&str], node_loss: &str) -> anyhow::Result<()>
     plane.apply_quickstart(node_loss)?;
     plane.run_controller()?;
     wait_for("the capacity of every node is published", PATIENCE, || {
-        Ok((capacities(plane)?.len() == nodes.len()).then_some(()))
+        Ok((plane.capacities()?.len() == nodes.len()).then_some(()))
     })
 }
 
@@ -69,17 +67,6 @@ fn pod_with_claim(name: &str, mib: i64) -> String {
     claim(name, mib, "stowage-standard") + &pod(name)
 }
 
-/// Published capacity by node, in bytes.
-fn capacities(plane: &Plane) -> anyhow::Result<BTreeMap<String, i64>> {
-    let all = plane.api.list("/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities")?;
-    let bytes = |object: &Value| {
-        let node = &object["nodeTopology"]["matchLabels"][crds::names::TOPOLOGY_NODE];
-        let capacity = crds::quantity::parse(object["capacity"].as_str().unwrap_or_default())?;
-        Ok((node.as_str().unwrap_or_default().to_owned(), i64::try_from(capacity)?))
-    };
-    all.iter().map(bytes).collect()
-}
-
 /// Bytes of the volumes there are, by node.
 fn taken(plane: &Plane) -> anyhow::Result<BTreeMap<String, i64>> {
     let mut taken = BTreeMap::new();
@@ -92,18 +79,6 @@ fn taken(plane: &Plane) -> anyhow::Result<BTreeMap<String, i64>> {
 
 fn bound_claims(plane: &Plane) -> anyhow::Result<usize> {
     Ok(plane.api.list(CLAIMS)?.iter().filter(|claim| claim["status"]["phase"] == "Bound").count())
-}
-
-fn bound(plane: &Plane, claim: &str) -> anyhow::Result<Value> {
-    wait_for(&format!("the claim {claim} is bound"), PATIENCE, || {
-        let object = plane.api.get(&format!("{CLAIMS}/{claim}"))?.unwrap_or_default();
-        Ok((object["status"]["phase"] == "Bound").then_some(object))
-    })
-}
-
-fn volume_of(plane: &Plane, claim: &Value) -> anyhow::Result<Value> {
-    let name = claim["spec"]["volumeName"].as_str().context("the claim is not bound")?;
-    plane.api.get(&format!("{VOLUMES}/{name}"))?.with_context(|| format!("there is no LogicalVolume {name}"))
 }
 
 fn delete_all(plane: &Plane) -> anyhow::Result<()> {
@@ -127,7 +102,7 @@ fn fifty_claims_on_nearly_full_nodes_get_what_is_there_once() {
             Ok((bound_claims(plane)? == fit).then_some(()))
         })?;
         wait_for("nothing is left, and nothing is made for those that wait", PATIENCE, || {
-            let full = capacities(plane)?.values().all(|free| *free == 0);
+            let full = plane.capacities()?.values().all(|free| *free == 0);
             Ok((full && plane.api.list(VOLUMES)?.len() == fit).then_some(()))
         })?;
         let log = std::fs::read_to_string(plane.cluster.folder().join("logs/driver-controller.log"))?;
@@ -148,7 +123,7 @@ fn fifty_claims_on_nearly_full_nodes_get_what_is_there_once() {
         delete_all(plane)?;
         wait_for("everything is free again", PATIENCE, || {
             let none = plane.api.list(VOLUMES)?.is_empty() && plane.api.list("/api/v1/persistentvolumes")?.is_empty();
-            Ok((none && capacities(plane)?.values().all(|free| *free == GROUP_SIZE)).then_some(()))
+            Ok((none && plane.capacities()?.values().all(|free| *free == GROUP_SIZE)).then_some(()))
         })
     });
 }
@@ -165,9 +140,9 @@ fn immediate_binding_and_retained_volumes() {
         });
         plane.api.create("/apis/storage.k8s.io/v1/storageclasses", &class)?;
         plane.apply(&claim("a", 600, "now"))?;
-        let first = volume_of(plane, &bound(plane, "a")?)?;
+        let first = plane.volume_of(&plane.bound("a")?)?;
         plane.apply(&claim("b", 600, "now"))?;
-        let second = volume_of(plane, &bound(plane, "b")?)?;
+        let second = plane.volume_of(&plane.bound("b")?)?;
         ensure!(first["spec"]["nodeName"] != second["spec"]["nodeName"], "not the emptiest node");
 
         let name = first["metadata"]["name"].as_str().context("no name")?.to_owned();
@@ -180,7 +155,7 @@ fn immediate_binding_and_retained_volumes() {
         plane.api.delete(&format!("{VOLUMES}/{name}"))?;
         wait_for("the discarded volume is gone and its room free", PATIENCE, || {
             let node = first["spec"]["nodeName"].as_str().unwrap_or_default();
-            let free = capacities(plane)?.get(node) == Some(&GROUP_SIZE);
+            let free = plane.capacities()?.get(node) == Some(&GROUP_SIZE);
             Ok((plane.api.get(&format!("{VOLUMES}/{name}"))?.is_none() && free).then_some(()))
         })?;
 
@@ -277,7 +252,7 @@ fn a_vanished_object_is_made_anew() {
     on_a_plane("vanished", |plane| {
         run_all(plane, &["n1"], "{}")?;
         plane.apply(&pod_with_claim("a", 64))?;
-        let before = volume_of(plane, &bound(plane, "a")?)?;
+        let before = plane.volume_of(&plane.bound("a")?)?;
         let name = before["metadata"]["name"].as_str().context("no name")?.to_owned();
         let path = format!("{VOLUMES}/{name}");
         plane.api.delete(&path)?;
@@ -303,7 +278,7 @@ fn a_vanished_object_is_made_anew() {
         });
         plane.api.merge(&format!("{storage}/status"), &json!({"status": {"orphans": [foreign]}}))?;
         wait_for("an orphan takes room", PATIENCE, || {
-            Ok((capacities(plane)?.get("n1") == Some(&(GROUP_SIZE - 128 * MIB))).then_some(()))
+            Ok((plane.capacities()?.get("n1") == Some(&(GROUP_SIZE - 128 * MIB))).then_some(()))
         })?;
         std::thread::sleep(Duration::from_secs(3));
         ensure!(
