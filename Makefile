@@ -21,7 +21,7 @@ demo-down: ## Take the demo's cluster away
 	@$(RIG) --name demo down
 
 .PHONY: test
-test: ## Run all tests and write target/report/tests.json
+test: setup ## Run all tests and write target/report/tests.json
 	@cargo run --quiet -p runner
 
 .PHONY: bench
